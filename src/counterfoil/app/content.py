@@ -1,19 +1,18 @@
-"""Opens what the web service serves: an index with its model, an audit, training runs."""
+"""Opens what the web service serves: models, an index, an audit, training runs."""
 
 from __future__ import annotations
 
 import json
-import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Literal
 
 from PIL import Image
 
-from counterfoil.app.problems import Problem
 from counterfoil.app.review import AuditReview, State, described
+from counterfoil.app.runs import Runs, free_name
 from counterfoil.audit.decisions import Review, key_of
 from counterfoil.audit.describe import writable
 from counterfoil.audit.findings import (
@@ -24,8 +23,8 @@ from counterfoil.audit.findings import (
     read_findings,
 )
 from counterfoil.audit.report import IMAGES_FILE, SUMMARY, group_by_caption
-from counterfoil.core.config import RunConfig, load_config
-from counterfoil.core.errors import ConfigError, CounterfoilError, DataError
+from counterfoil.core import zoo
+from counterfoil.core.errors import ConfigError, DataError, MissingExtraError
 from counterfoil.core.progress import Progress
 from counterfoil.core.storage.atomic import Scratch
 from counterfoil.core.storage.reading import read_text
@@ -35,8 +34,6 @@ from counterfoil.models.correct import can_correct
 from counterfoil.models.model import Model
 from counterfoil.search import SearchIndex
 from counterfoil.search.state import MANIFEST
-from counterfoil.training.logs import read_metrics
-from counterfoil.training.plots import plots_of, thin
 from counterfoil.training.run_data import evaluation_split
 from counterfoil.training.run_folder import load_model, run_config
 
@@ -49,13 +46,13 @@ MAX_SAME_SHOWN = 12
 AUDIT_PREFIX = "audit:"
 Section = Literal["suspicious", "near-duplicates"]
 
-MAX_POINTS = 300
-T = TypeVar("T")
-
 MAX_INDEXED_IMAGES = 2000
 """Most images of a run's data that are indexed at the start; `counterfoil index` has no limit."""
 
 SCENES = {"images": [0, 0, 200]}
+
+FIRST_MODELS = ("photos-naaf", "scenes-naaf")
+"""Pretrained models that explain unless another is chosen: the first one at hand."""
 
 
 @dataclass(frozen=True)
@@ -189,138 +186,36 @@ def _read_images(path: Path) -> Iterator[tuple[str, AuditedImage]]:
         yield audited_name(split, image), AuditedImage(image, captions, pixels)
 
 
-class FileCache(Generic[T]):
-    """Results of ``read`` per file, until the file changes."""
+@dataclass(frozen=True)
+class ServedModel:
+    """A model under the name that requests use, with the model that corrects for it."""
 
-    def __init__(self, read: Callable[[Path], T]) -> None:
-        self._read = read
-        self._cached: dict[Path, tuple[tuple[int, ...], T]] = {}
-
-    def get(self, path: Path) -> T:
-        stamp = _stamp(path)  # before reading, so that a change meanwhile is noticed next time
-        cached = self._cached.get(path)
-        if cached is None or cached[0] != stamp:
-            cached = (stamp, self._read(path))
-            self._cached[path] = cached
-        return cached[1]
-
-
-class Runs:
-    """Run folders by name. They are read per request, so that a run can be watched."""
-
-    def __init__(self, folders: Iterable[Path]) -> None:
-        self._configs, self._results = FileCache(_config), FileCache(_json)
-        self._folders: dict[str, Path] = {}
-        for folder in folders:
-            path = folder.resolve()
-            if (path / "config.yaml").is_file() and path not in self._folders.values():
-                self._folders[_free_name(path.name, self._folders)] = path
-
-    def __len__(self) -> int:
-        return len(self._folders)
-
-    def listed(self) -> list[dict[str, Any]]:
-        return [self._summary(name) for name in self._folders]
-
-    def read(self, name: str) -> dict[str, Any]:
-        """One run with its plots; the name is looked up, never used as a path."""
-        if name not in self._folders:
-            raise Problem(404, "no such run; see /api/runs")
-        folder = self._folders[name]
-        config = self._configs.get(folder / "config.yaml")
-        records = read_metrics(folder / "metrics.jsonl")
-        split = config.evaluation.split if config is not None else "dev"
-        plots = [
-            {
-                "name": key,
-                "title": plot.title,
-                "x": plot.x_label,
-                "y": plot.y_label,
-                "series": [
-                    {"name": label, "points": _finite(thin(points, MAX_POINTS))}
-                    for label, points in plot.series.items()
-                ],
-            }
-            for key, plot in plots_of(records, split).items()
-        ]
-        warnings = [r["text"] for r in records if r.get("kind") == "warning"][:20]
-        return {
-            **self._summary(name),
-            "results": self._results.get(folder / "results.json"),
-            "config": config.to_yaml() if config is not None else "",
-            "plots": plots,
-            "warnings": warnings,
-        }
-
-    def _summary(self, name: str) -> dict[str, Any]:
-        folder = self._folders[name]
-        config = self._configs.get(folder / "config.yaml")
-        results = self._results.get(folder / "results.json")
-        return {
-            "name": name,
-            "model": config.model.name if config is not None else "unknown",
-            "objective": " + ".join(config.objective) if config is not None else "",
-            "data": Path(config.data.source).name if config is not None else "",
-            "rsum": results.get("rsum") if isinstance(results.get("rsum"), float) else None,
-            "finished": bool(results),
-        }
-
-
-def runs_below(folder: Path) -> list[Path]:
-    """Run folders in a folder, in the order of their names."""
-    return sorted(path.parent for path in folder.glob("*/config.yaml"))
-
-
-def _free_name(name: str, taken: Iterable[str]) -> str:
-    used, number, free = set(taken), 2, name
-    while free in used:
-        free, number = f"{name}-{number}", number + 1
-    return free
-
-
-def _stamp(path: Path) -> tuple[int, ...]:
-    """A value that changes with the file; empty if there is no file."""
-    try:
-        stat = path.stat()
-    except OSError:
-        return ()
-    return (stat.st_mtime_ns, stat.st_size, stat.st_ino)
-
-
-def _config(path: Path) -> RunConfig | None:
-    try:
-        return load_config(path)
-    except CounterfoilError:
-        return None
-
-
-def _json(path: Path) -> dict[str, Any]:
-    """A JSON object, empty if there is no file yet; NaN becomes null, as JSON has no NaN."""
-    try:
-        tree = json.loads(path.read_text(encoding="utf-8"), parse_constant=lambda _: None)
-    except (OSError, ValueError):
-        return {}
-    return tree if isinstance(tree, dict) else {}
-
-
-def _finite(points: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
-    return [(x, float(y)) for x, y in points if math.isfinite(x) and math.isfinite(y)]
+    name: str
+    model: Model
+    corrector: Model | None = None
+    summary: str = ""
 
 
 @dataclass(frozen=True)
 class Content:
-    """What is served; ``close`` deletes a temporary index."""
+    """What is served; ``close`` deletes a temporary index.
 
-    index: SearchIndex
-    corrector: Model | None = None
+    The first of ``models`` explains, unless a request names another. ``missing`` has one line for
+    each model that could be served if something were installed.
+    """
+
+    models: tuple[ServedModel, ...]
+    index: SearchIndex | None = None
     audit: Audit | None = None
     runs: Runs = field(default_factory=lambda: Runs([]))
+    missing: tuple[str, ...] = ()
     close: Callable[[], None] = lambda: None
 
 
 def open_content(
-    folder: Path,
+    folder: Path | None,
     *,
+    explainer: Path | None = None,
     index: Path | None = None,
     corrector: Path | None = None,
     audit: Path | None = None,
@@ -329,34 +224,92 @@ def open_content(
     device: str = "auto",
     progress: Progress,
 ) -> Content:
-    """Open a run or an index, with a corrector, an audit and further runs.
+    """Open a run or an index, with a second model for words, a corrector, an audit and more runs.
 
-    A run without an ``index`` gets a temporary one of the images of its test split; a model without
-    data gets one of scenes.
+    Without a folder, the pretrained models are served, and there is no library. A run without an
+    ``index`` gets a temporary one of the images of its test split; a model of segments without data
+    gets one of scenes, and other models without data get none.
     """
     findings = Audit(audit, cache) if audit is not None else None
     correcting = _corrector(corrector, device) if corrector is not None else None
-    listed = [path for path in (folder, corrector) if path is not None]
-    listed += runs_below(runs) if runs is not None else []
-    close: Callable[[], None] = lambda: None  # noqa: E731 - only a temporary index is deleted
+    given = [path for path in (folder, explainer, corrector) if path is not None]
+    if folder is not None:
+        content = _open_library(folder, index, cache, device, progress)
+    elif index is not None:
+        raise ConfigError(f"--index {index} without RUN; to serve it: counterfoil serve {index}")
+    else:
+        content = open_zoo(device)
+    if explainer is not None:
+        own = ServedModel(explainer.name, load_model(explainer, device))
+        content = replace(content, models=(own, *content.models))
+    return replace(
+        content,
+        models=_named(content.models, correcting),
+        audit=findings,
+        runs=Runs(given, below=runs),
+    )
+
+
+def _open_library(
+    folder: Path, index: Path | None, cache: Path, device: str, progress: Progress
+) -> Content:
+    """A model with the index that is searched with it, if there is one."""
     if (folder / MANIFEST).is_file():
         if index is not None:
             raise ConfigError(f"{folder} is an index already; give a run, or leave out --index")
         opened = SearchIndex.open(folder, device=device)
-    else:
-        model = load_model(folder, device)
-        if index is not None:
-            opened = SearchIndex.open(index, model=model)
+        return Content((ServedModel(opened.model.spec.name, opened.model),), opened)
+    model = load_model(folder, device)
+    served = (ServedModel(folder.name, model),)
+    if index is not None:
+        return Content(served, SearchIndex.open(index, model=model))
+    if run_config(folder) is None and model.fragments_from not in (None, "segments"):
+        return Content(served)
+    scratch = Scratch("counterfoil-serve-")
+    split = _indexed_split(folder, cache, progress)
+    built = SearchIndex.build(
+        scratch.folder / "index", model, split, first_stage="pooled", progress=progress
+    )
+    return Content(served, built, close=scratch.close)
+
+
+def open_zoo(device: str, registry: Path = zoo.REGISTRY) -> Content:
+    """The pretrained models that need no download; those that read the same fragments correct."""
+    models: list[ServedModel] = []
+    correctors: dict[str, Model] = {}
+    missing: list[str] = []
+    for name, entry in zoo.entries(registry).items():
+        if entry.url is not None:
+            missing.append(f"{name} is not downloaded yet: counterfoil serve {name}")
+            continue
+        try:
+            model = load_model(zoo.resolve(name, registry=registry), device)
+            reads = model.reader.extractor.fingerprint()
+        except MissingExtraError as error:
+            missing.append(f"{name} is not served: {error}")
+            continue
+        if can_correct(model):
+            correctors[reads] = model
         else:
-            scratch = Scratch("counterfoil-serve-")
-            split = _indexed_split(folder, cache, progress)
-            opened = SearchIndex.build(
-                scratch.folder / "index", model, split, first_stage="pooled", progress=progress
-            )
-            close = scratch.close
-    if correcting is None and can_correct(opened.model):
-        correcting = opened.model
-    return Content(opened, correcting, findings, Runs(listed), close)
+            models.append(ServedModel(name, model, summary=entry.summary))
+    if not models:
+        raise ConfigError("\n".join(["no pretrained model can be served", *missing]))
+    models.sort(key=lambda one: (*(one.name != name for name in FIRST_MODELS), one.name))
+    served = [
+        replace(one, corrector=correctors.get(one.model.reader.extractor.fingerprint()))
+        for one in models
+    ]
+    return Content(tuple(served), missing=tuple(missing))
+
+
+def _named(models: Sequence[ServedModel], corrector: Model | None) -> tuple[ServedModel, ...]:
+    """The models under unique names, each with a corrector: the given one, its own, or itself."""
+    named: dict[str, ServedModel] = {}
+    for one in models:
+        name = free_name(one.name, named)
+        own = one.model if can_correct(one.model) else None
+        named[name] = replace(one, name=name, corrector=corrector or one.corrector or own)
+    return tuple(named.values())
 
 
 def _corrector(folder: Path, device: str) -> Model:

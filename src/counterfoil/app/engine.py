@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ from counterfoil.data.fragments import Fragments
 from counterfoil.data.text.tokenizers import known_text, words_of_tokens
 from counterfoil.data.text.words import CaptionWord, caption_words
 from counterfoil.encoders import Encoded
-from counterfoil.features import Extractor
+from counterfoil.features.views import find_grid
 from counterfoil.matchers.naaf import NAAF
 from counterfoil.models.correct import Change, Correction, correct, exchanged
 from counterfoil.models.explain import explain_encoded
@@ -137,6 +137,7 @@ class Encode:
 class Score:
     """Score every image with every text."""
 
+    model: Model
     images: tuple[str, ...]
     texts: tuple[str, ...]
 
@@ -153,27 +154,37 @@ class Search:
 
 @dataclass(frozen=True)
 class Explain:
+    model: Model
     image: str
     text: str
 
 
 @dataclass(frozen=True)
 class Correct:
+    """Correct a sentence with one model; ``model`` scores the changes."""
+
+    model: Model
+    corrector: Model
     image: str
     text: str
     threshold: float | None
 
 
 class Engine:
-    """A matcher with its library, and the model that corrects, if there is one."""
+    """The served models, and the library that they read."""
 
-    def __init__(self, model: Model, library: Library, corrector: Model | None) -> None:
-        self.model, self.library, self.corrector = model.eval(), library, corrector
-        self.searcher = Searcher(library.index)
-        self.scale = distributions(model)
+    def __init__(self, models: Sequence[Model], library: Library) -> None:
+        index = library.index
+        self.library = library
+        searching = [index.model] if index is not None else []
+        self._models = list(dict.fromkeys([*models, *searching]))  # by identity
+        for model in self._models:
+            model.eval()
+        self.searcher = Searcher(index) if index is not None else None
+        self.scales = {model: distributions(model) for model in self._models}
         self._fragments: OrderedDict[tuple[str, str], Fragments] = OrderedDict()
         self._runners: dict[type, Callable[[Sequence[Any]], list[Any]]] = {
-            Encode: self._encode,
+            Encode: lambda jobs: [self._encode(job) for job in jobs],
             Score: self._score,
             Search: self._search,
             Explain: lambda jobs: [self._explain(job) for job in jobs],
@@ -185,18 +196,29 @@ class Engine:
         """Results of a batch of jobs of one type."""
         return self._runners[type(jobs[0])](jobs)
 
-    def _encode(self, jobs: Sequence[Encode]) -> list[Encoded]:
-        extractor = self._extractor(self.model)
-        return self._encode_fragments([extractor.extract(job.picture) for job in jobs])
-
-    def _encode_fragments(self, items: Sequence[Fragments]) -> list[Encoded]:
-        batch = pad_fragments(items).to(self.model.device)
-        encoded = self.model.encode_images(batch)
-        if encoded.fragments is not None and encoded.mask.shape == batch.mask.shape:
-            encoded = replace(encoded, boxes=batch.boxes)  # for explanations
-        return [encoded[row : row + 1] for row in range(len(items))]
+    def _encode(self, job: Encode) -> dict[Model, Encoded]:
+        """A picture encoded by every model that reads pixels; models may share an extractor."""
+        fragments: dict[str, Fragments] = {}
+        encoded: dict[Model, Encoded] = {}
+        for model in self._models:
+            if model.fragments_from is not None:
+                extractor = model.reader.extractor
+                key = extractor.fingerprint()
+                if key not in fragments:
+                    fragments[key] = extractor.extract(job.picture)
+                encoded[model] = _encode_fragments(model, fragments[key])
+        return encoded
 
     def _score(self, jobs: Sequence[Score]) -> list[list[list[float]]]:
+        results: list[list[list[float]]] = [[]] * len(jobs)
+        for model in dict.fromkeys(job.model for job in jobs):
+            indices = [index for index, job in enumerate(jobs) if job.model is model]
+            scores = self._score_together(model, [jobs[index] for index in indices])
+            for index, score in zip(indices, scores, strict=True):
+                results[index] = score
+        return results
+
+    def _score_together(self, model: Model, jobs: Sequence[Score]) -> list[list[list[float]]]:
         """Score the pairs of all jobs in one batch; a repeated text or image is encoded once."""
         texts = list(dict.fromkeys(text for job in jobs for text in job.texts))
         images = list(dict.fromkeys(name for job in jobs for name in job.images))
@@ -210,23 +232,17 @@ class Engine:
                 for text in job.texts
             )
         )
-        encoded = Encoded.cat([self._image(name) for name in images])
-        scores = self._paired(encoded, self._texts(texts), pairs)
+        encoded = Encoded.cat([self._image(model, name) for name in images])
+        scores = _paired(model, encoded, _encode_texts(model, texts), pairs)
         return [
             [[scores[row[name], column[text]] for text in job.texts] for name in job.images]
             for job in jobs
         ]
 
-    def _paired(
-        self, images: Encoded, texts: Encoded, pairs: list[tuple[int, int]]
-    ) -> dict[tuple[int, int], float]:
-        rows, columns = torch.tensor(pairs, device=self.model.device).T.contiguous()
-        scores = self.model.matcher.paired(images[rows], texts[columns])
-        if scores is None:
-            scores = self.model.matcher(images, texts)[rows, columns]
-        return dict(zip(pairs, scores.float().tolist(), strict=True))
-
     def _search(self, jobs: Sequence[Search]) -> list[dict[str, Any]]:
+        if self.searcher is None:
+            raise Problem(409, "no library is served; start the service on an index or a run")
+        model = self.searcher.index.model
         results: list[dict[str, Any]] = [{}] * len(jobs)
         groups: dict[tuple[Side, Side], list[int]] = {}
         for index, job in enumerate(jobs):
@@ -236,46 +252,44 @@ class Engine:
         for (source, target), indices in groups.items():
             group = [jobs[index] for index in indices]
             if source == "captions":
-                queries = self._texts([job.text or "" for job in group])
+                queries = _encode_texts(model, [job.text or "" for job in group])
             else:
-                queries = Encoded.cat([self._image(job.image or "") for job in group])
+                queries = Encoded.cat([self._image(model, job.image or "") for job in group])
             lists = self.searcher.search(source, target, queries, [job.k for job in group])
             for index, hits in zip(indices, lists, strict=True):
                 results[index] = {"target": target, "hits": hits}
         return results
 
     def _explain(self, job: Explain) -> dict[str, Any]:
-        image = self._image(job.image)
-        match = explain_encoded(self.model, image, job.text)
-        near = similarities(self.model, image, job.text) if self.scale else []
+        image, scale = self._image(job.model, job.image), self.scales[job.model]
+        match = explain_encoded(job.model, image, job.text)
+        near = similarities(job.model, image, job.text) if scale else []
         answer = match.as_dict()
         for index, (word, shade) in enumerate(zip(answer["words"], shades(match), strict=True)):
             word["shade"] = shade
             word["similarity"] = near[index] if near else None
-        notes = {
+        grid = find_grid(match.boxes) if match.boxes is not None else None
+        return {
+            **answer,
+            "image": job.image,
+            "grid": None if grid is None else asdict(grid),
             "note": method_note(match),
             "standing": score_note(match),
             "colors": color_note(match),
+            "scale": scale,
         }
-        return {**answer, **notes, "image": job.image, "scale": self.scale}
-
-    def _texts(self, texts: Sequence[str]) -> Encoded:
-        """Encoded sentences, without the words outside the model's vocabulary."""
-        return encode_texts(self.model, [known_text(self.model.text, text).text for text in texts])
 
     def _correct(self, job: Correct) -> dict[str, Any]:
-        if self.corrector is None:
-            raise Problem(409, "no served model was trained to correct; give one with --corrector")
-        fragments = self._read(self.corrector, job.image)
-        correction = correct(self.corrector, fragments, job.text, threshold=job.threshold)
-        image = self._image(job.image)
+        fragments = self._read(job.corrector, job.image)
+        correction = correct(job.corrector, fragments, job.text, threshold=job.threshold)
+        image = self._image(job.model, job.image)
 
         def scores(texts: Sequence[str]) -> list[float]:
-            encoded = self._texts(texts)
+            encoded = _encode_texts(job.model, texts)
             pairs = [(0, column) for column in range(len(texts))]
-            return list(self._paired(image, encoded, pairs).values())
+            return list(_paired(job.model, image, encoded, pairs).values())
 
-        effects = [word.effect for word in explain_encoded(self.model, image, job.text).words]
+        effects = [word.effect for word in explain_encoded(job.model, image, job.text).words]
         return {
             **correction.as_dict(),
             "image": job.image,
@@ -283,17 +297,19 @@ class Engine:
             "agreed": agree(correction, effects, scores).as_dict(),
         }
 
-    def _image(self, name: str) -> Encoded:
-        """One image encoded by the matcher: from the index, from an upload, or from its pixels."""
-        encoded = self.library.find_encoded(name)
-        if encoded is None:
-            encoded = self._encode_fragments([self._read(self.model, name)])[0]
-        return encoded
+    def _image(self, model: Model, name: str) -> Encoded:
+        """One image encoded by a model: from the index, from an upload, or from its pixels."""
+        encoded = self.library.find_encoded(name, model)
+        return encoded if encoded is not None else _encode_fragments(model, self._read(model, name))
 
     def _read(self, model: Model, name: str) -> Fragments:
         """An image's fragments, extracted from its pixels for a model."""
         self.library.check(name)
-        extractor = self._extractor(model)
+        if model.fragments_from is None:
+            raise Problem(
+                409, "this model was trained on precomputed features; it cannot read pixels"
+            )
+        extractor = model.reader.extractor
         key = (name, extractor.fingerprint())
         if key not in self._fragments:
             self._fragments[key] = extractor.extract(self.library.picture(name))
@@ -301,9 +317,25 @@ class Engine:
                 self._fragments.popitem(last=False)
         return self._fragments[key]
 
-    def _extractor(self, model: Model) -> Extractor:
-        if model.fragments_from is None:
-            raise Problem(
-                409, "this model was trained on precomputed features; it cannot read pixels"
-            )
-        return model.reader.extractor
+
+def _encode_fragments(model: Model, fragments: Fragments) -> Encoded:
+    batch = pad_fragments([fragments]).to(model.device)
+    encoded = model.encode_images(batch)
+    if encoded.fragments is not None and encoded.mask.shape == batch.mask.shape:
+        encoded = replace(encoded, boxes=batch.boxes)  # for explanations
+    return encoded
+
+
+def _encode_texts(model: Model, texts: Sequence[str]) -> Encoded:
+    """Encoded sentences, without the words outside the model's vocabulary."""
+    return encode_texts(model, [known_text(model.text, text).text for text in texts])
+
+
+def _paired(
+    model: Model, images: Encoded, texts: Encoded, pairs: list[tuple[int, int]]
+) -> dict[tuple[int, int], float]:
+    rows, columns = torch.tensor(pairs, device=model.device).T.contiguous()
+    scores = model.matcher.paired(images[rows], texts[columns])
+    if scores is None:
+        scores = model.matcher(images, texts)[rows, columns]
+    return dict(zip(pairs, scores.float().tolist(), strict=True))

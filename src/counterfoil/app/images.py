@@ -21,11 +21,12 @@ from PIL import Image, UnidentifiedImageError
 
 from counterfoil.app.connections import Limits
 from counterfoil.app.content import AuditedImage
+from counterfoil.app.home import example_queries, in_varied_order
 from counterfoil.app.problems import Problem
 from counterfoil.core.errors import DataError
 from counterfoil.data.images import image_formats, open_image
-from counterfoil.data.text.tokenizers import known_text
 from counterfoil.encoders import Encoded
+from counterfoil.models.model import Model
 from counterfoil.search import SearchIndex
 
 FORMATS = image_formats()
@@ -35,9 +36,6 @@ SIDES = (160, 320, 640, 1280)
 MEDIA_TYPE = "image/webp"
 
 UPLOAD = "upload:"
-
-EXAMPLES, EXAMPLES_READ, EXAMPLE_LETTERS = 4, 24, 90
-"""Number of example queries, images whose captions are tried for them, and their length."""
 
 
 @dataclass(frozen=True)
@@ -119,46 +117,35 @@ class PictureCache:
 
 @dataclass(frozen=True)
 class Upload:
-    """An uploaded picture in display size, and its encoding by the matcher."""
+    """An uploaded picture in display size, and its encodings by the served models."""
 
     picture: Image.Image
-    encoded: Encoded
+    encoded: Mapping[Model, Encoded]
 
 
 class Library:
-    """Images by id."""
+    """Images by id: those of the index, if there is one, of the audit, and uploads."""
 
     def __init__(
         self,
-        index: SearchIndex,
+        index: SearchIndex | None,
         limits: Limits,
         audited: Mapping[str, AuditedImage] | None = None,
     ) -> None:
         self.index, self.limits = index, limits
         self._audited = audited or {}
         # read from disk now, so that no request waits for it
-        self.ids = list(index.items["images"].names)
+        self._keys = index.items["images"].names if index is not None else {}
+        self.ids = in_varied_order(index) if index is not None else []
+        self.examples = example_queries(index, self.ids) if index is not None else []
         self._uploads: OrderedDict[str, Upload] = OrderedDict()
         self._lock = threading.Lock()
-        self.examples = self._examples()
-
-    def _examples(self) -> list[str]:
-        """A few distinct captions of the library whose words are in the model's vocabulary."""
-        step = max(1, len(self.ids) // EXAMPLES_READ)
-        texts: dict[str, None] = {}
-        for name in self.ids[::step][:EXAMPLES_READ]:
-            captions = self.about(name)["captions"]
-            fits = (text for text in captions if len(text) <= EXAMPLE_LETTERS and text.strip())
-            text = next((t for t in fits if not known_text(self.index.model.text, t).unknown), None)
-            if text is not None:
-                texts[text.strip()] = None
-        return list(texts)[:EXAMPLES]
 
     @property
     def uploads(self) -> int:
         return len(self._uploads)
 
-    def add(self, picture: Image.Image, encoded: Encoded) -> str:
+    def add(self, picture: Image.Image, encoded: Mapping[Model, Encoded]) -> str:
         """Keep an upload; its id cannot be guessed."""
         name = UPLOAD + secrets.token_urlsafe(12)
         with self._lock:
@@ -169,33 +156,32 @@ class Library:
 
     def check(self, name: str) -> None:
         """Raise a `Problem` if no image has this name."""
-        known = (self._uploads, self.index.items["images"].names, self._audited)
-        if not any(name in names for names in known):
+        if not any(name in names for names in (self._uploads, self._keys, self._audited)):
             gone = " (only the latest uploads are kept; send it again)"
             raise Problem(404, f"no such image{gone if name.startswith(UPLOAD) else ''}")
 
-    def find_encoded(self, name: str) -> Encoded | None:
-        """The matcher's encoding of an image; None if it must be computed from the pixels."""
+    def find_encoded(self, name: str, model: Model) -> Encoded | None:
+        """A model's encoding of an image; None if it must be computed from the pixels."""
         upload = self._uploads.get(name)
         if upload is not None:
-            return upload.encoded
+            return upload.encoded.get(model)
         self.check(name)
         indexed = self._find_indexed(name)
-        return None if indexed is None else self.index.items["images"].encoded(self._key(indexed))
+        if self.index is None or indexed is None or self.index.model is not model:
+            return None
+        return self.index.items["images"].encoded(self._key(indexed))
 
     def _find_indexed(self, name: str) -> str | None:
         """The id of an image in the index, also for an audited image that the index contains.
 
         Other data may use the same id for another image, so the captions must be equal as well.
         """
-        names = self.index.items["images"].names
-        if name in names:
+        if name in self._keys:
             return name
         audited = self._audited[name]
-        if audited.id not in names:
+        if audited.id not in self._keys:
             return None
-        own = self.index.items["images"].about(self._key(audited.id))[0].get("captions", [])
-        return audited.id if audited.captions in (None, own) else None
+        return audited.id if audited.captions in (None, self._captions(audited.id)) else None
 
     def picture(self, name: str) -> Image.Image:
         """Pixels of an upload, or from the files of the audit or the index."""
@@ -207,7 +193,7 @@ class Library:
             with suppress(DataError):
                 return self._audited[name].open()
         indexed = self._find_indexed(name)
-        if indexed is not None:
+        if self.index is not None and indexed is not None:
             with suppress(DataError):
                 return self.index.picture(indexed)
         raise Problem(404, "the file of this image is missing or damaged")
@@ -220,11 +206,15 @@ class Library:
         indexed = self._find_indexed(name)
         if indexed is None:
             return {"id": name, "captions": self._audited[name].captions or []}
-        item = self.index.items["images"].about(self._key(indexed))[0]
-        return {"id": name, "captions": item.get("captions", [])}
+        return {"id": name, "captions": self._captions(indexed)}
 
     def listed(self, offset: int, limit: int) -> list[dict[str, Any]]:
         return [self.about(name) for name in self.ids[offset : offset + limit]]
 
+    def _captions(self, name: str) -> list[str]:
+        assert self.index is not None  # noqa: S101 - only called for its ids
+        captions: list[str] = self.index.items["images"].about(self._key(name))[0]["captions"]
+        return captions
+
     def _key(self, name: str) -> np.ndarray[Any, np.dtype[np.int64]]:
-        return np.array([self.index.items["images"].names[name]], dtype=np.int64)
+        return np.array([self._keys[name]], dtype=np.int64)

@@ -12,7 +12,7 @@ from starlette.responses import FileResponse, PlainTextResponse, Response
 from counterfoil.app import schemas as s
 from counterfoil.app.access import Access
 from counterfoil.app.connections import ID_LETTERS, PAGE, Limits, too_long
-from counterfoil.app.content import Audit, Content, Section
+from counterfoil.app.content import Audit, Content, Section, ServedModel
 from counterfoil.app.engine import Correct, Encode, Engine, Explain, Score, Search
 from counterfoil.app.guard import Meters
 from counterfoil.app.images import MEDIA_TYPE, SIDES, Library, PictureCache, decode_upload
@@ -39,16 +39,29 @@ class Service:
     def __init__(self, content: Content, limits: Limits, access: Access) -> None:
         self.content, self.limits, self.access = content, limits, access
         self.meters = Meters()
-        self.model = content.index.model
         audited = content.audit.images if content.audit is not None else None
         self.library = Library(content.index, limits, audited)
-        self.engine = Engine(self.model, self.library, content.corrector)
+        self.engine = Engine([one.model for one in content.models], self.library)
         self.queue = BatchQueue(self.engine.run, limits, self.meters)
         self.pictures = PictureCache()
         self.decoders = CapacityLimiter(DECODERS)
         self.readers = CapacityLimiter(READERS)
         self.meters.gauge("waiting", "Jobs in the queue.", lambda: len(self.queue))
         self.meters.gauge("uploads", "Uploads in memory.", lambda: self.library.uploads)
+
+    @property
+    def can_upload(self) -> bool:
+        return any(one.model.fragments_from is not None for one in self.content.models)
+
+    def find_model(self, name: str | None) -> ServedModel:
+        """A served model by its name, by default the first; a `Problem` if there is none."""
+        models = self.content.models
+        if name is None:
+            return models[0]
+        chosen = next((one for one in models if one.name == name), None)
+        if chosen is None:
+            raise Problem(404, f"no such model; served are {', '.join(m.name for m in models)}")
+        return chosen
 
     def close(self) -> None:
         self.queue.close()
@@ -73,19 +86,32 @@ async def about(service: TheService) -> s.About:
     """The served model, index, audit and runs, and the limits on uploads."""
     from counterfoil import __version__
 
-    content, limits, items = service.content, service.limits, service.library.index.items
+    content, limits, index = service.content, service.limits, service.content.index
+    names = {one.model: one.name for one in content.models}
     return s.About(
         version=__version__,
-        model=service.model.spec.name,
-        corrector=content.corrector.spec.name if content.corrector is not None else None,
-        images=len(items["images"]),
-        captions=len(items["captions"]),
-        can_upload=service.model.fragments_from is not None,
+        models=[_described(service, one) for one in content.models],
+        missing=list(content.missing),
+        search_model=names.get(index.model, index.model.spec.name) if index is not None else None,
+        images=len(index.items["images"]) if index is not None else 0,
+        captions=len(index.items["captions"]) if index is not None else 0,
+        can_upload=service.can_upload,
         examples=service.library.examples,
-        scale=s.Scale.model_validate(service.engine.scale) if service.engine.scale else None,
         audit=content.audit is not None,
-        runs=len(content.runs),
+        runs=await _read(service, lambda: len(content.runs)),
         limits={"upload_bytes": limits.upload_bytes, "pixels": limits.pixels},
+    )
+
+
+def _described(service: Service, one: ServedModel) -> s.ModelInfo:
+    scale = service.engine.scales[one.model]
+    return s.ModelInfo(
+        name=one.name,
+        kind=one.model.spec.name,
+        summary=one.summary,
+        corrector=one.corrector.spec.name if one.corrector is not None else None,
+        can_upload=one.model.fragments_from is not None,
+        scale=s.Scale.model_validate(scale) if scale else None,
     )
 
 
@@ -111,7 +137,7 @@ async def image(service: TheService, image: Name) -> s.ImageInfo:
 )
 async def upload(service: TheService, file: Annotated[UploadFile, File()]) -> s.Uploaded:
     """Send an image; the response gives its id. The latest uploads are kept, in memory only."""
-    if service.model.fragments_from is None:
+    if not service.can_upload:
         raise Problem(409, "this model was trained on precomputed features; it cannot read pixels")
     data = await file.read()
     if len(data) > service.limits.upload_bytes:
@@ -151,17 +177,21 @@ async def score(service: TheService, body: s.ScoreRequest) -> s.ScoreResponse:
     """Scores of every image with every text."""
     for name in body.images:
         service.library.check(name)
-    unknown = [_unknown(service, text) for text in body.texts]
-    scores = await service.queue.submit(Score(tuple(body.images), tuple(body.texts)))
+    model = service.find_model(body.model).model
+    unknown = [_unknown(model, text) for text in body.texts]
+    scores = await service.queue.submit(Score(model, tuple(body.images), tuple(body.texts)))
     return s.ScoreResponse(scores=scores, unknown=unknown)
 
 
-@router.post("/api/search", tags=["matching"], responses=documented(404, 422))
+@router.post("/api/search", tags=["matching"], responses=documented(404, 409, 422))
 async def search(service: TheService, body: s.SearchRequest) -> s.SearchResponse:
     """The best images for a text, or captions for an image."""
+    if service.content.index is None:
+        raise Problem(409, "no library is served; start the service on an index or a run")
     if body.image is not None:
         service.library.check(body.image)
-    unknown = _unknown(service, body.text) if body.text is not None else []
+    model = service.content.index.model
+    unknown = _unknown(model, body.text) if body.text is not None else []
     job = Search(body.text, body.image, body.k, body.target)
     results: dict[str, Any] = await service.queue.submit(job)
     return s.SearchResponse(**results, unknown=unknown)
@@ -171,18 +201,21 @@ async def search(service: TheService, body: s.SearchRequest) -> s.SearchResponse
 async def explain(service: TheService, body: s.ExplainRequest) -> s.ExplainResponse:
     """The effect of every word of a sentence on its score with an image."""
     service.library.check(body.image)
-    _unknown(service, body.text)
-    return s.ExplainResponse(**await service.queue.submit(Explain(body.image, body.text)))
+    model = service.find_model(body.model).model
+    _unknown(model, body.text)
+    return s.ExplainResponse(**await service.queue.submit(Explain(model, body.image, body.text)))
 
 
 @router.post("/api/correct", tags=["matching"], responses=documented(404, 409, 422))
 async def correct(service: TheService, body: s.CorrectRequest) -> s.CorrectResponse:
     """Which words of a sentence are wrong for an image, and corrections for them."""
     service.library.check(body.image)
-    _unknown(service, body.text)
-    if service.content.corrector is not None:
-        _unknown(service, body.text, service.content.corrector)
-    job = Correct(body.image, body.text, body.threshold)
+    chosen = service.find_model(body.model)
+    _unknown(chosen.model, body.text)
+    if chosen.corrector is None:
+        raise Problem(409, "no served model was trained to correct; give one with --corrector")
+    _unknown(chosen.corrector, body.text)
+    job = Correct(chosen.model, chosen.corrector, body.image, body.text, body.threshold)
     return s.CorrectResponse(**await service.queue.submit(job))
 
 
@@ -289,9 +322,9 @@ async def _read(service: Service, read: Callable[..., T], *args: Any) -> T:
     return await to_thread.run_sync(read, *args, limiter=service.readers)
 
 
-def _unknown(service: Service, text: str, model: Model | None = None) -> list[str]:
-    """Words outside a model's vocabulary, by default the matcher's; an error if all are."""
+def _unknown(model: Model, text: str) -> list[str]:
+    """Words outside a model's vocabulary; an error if all are."""
     try:
-        return require_known((model or service.model).text, text).unknown_words
+        return require_known(model.text, text).unknown_words
     except DataError as error:
         raise Problem(422, str(error)) from None

@@ -44,6 +44,14 @@ def _sentence(text: str) -> str:
 Sentence = Annotated[str, Field(min_length=1, max_length=TEXT_LETTERS), AfterValidator(_sentence)]
 ImageId = Annotated[str, Field(min_length=1, max_length=ID_LETTERS), AfterValidator(_unicode)]
 Target = Literal["images", "captions"]
+ModelName = Annotated[
+    str | None,
+    Field(
+        min_length=1,
+        max_length=ID_LETTERS,
+        description="A served model, see `models` of /api/about. Default: the first.",
+    ),
+]
 
 
 class RequestBody(BaseModel):
@@ -57,6 +65,7 @@ class ScoreRequest(RequestBody):
 
     images: list[ImageId] = Field(min_length=1, max_length=TEXTS)
     texts: list[Sentence] = Field(min_length=1, max_length=TEXTS)
+    model: ModelName = None
 
 
 class ScoreResponse(BaseModel):
@@ -111,6 +120,7 @@ class SearchResponse(BaseModel):
 class ExplainRequest(RequestBody):
     image: ImageId
     text: Sentence
+    model: ModelName = None
 
 
 class Word(BaseModel):
@@ -145,6 +155,19 @@ class Scale(BaseModel):
     mismatched: Normal | None
 
 
+class Grid(BaseModel):
+    """Regions that are the cells of a grid: a heat map can show them.
+
+    ``cells[row * columns + column]`` is the index of a cell among the boxes; ``box`` is the part of
+    the image that the grid covers.
+    """
+
+    rows: int
+    columns: int
+    box: tuple[float, float, float, float]
+    cells: list[int]
+
+
 class ExplainResponse(BaseModel):
     """The score of an image and a sentence, per word; boxes are in 0…1."""
 
@@ -164,12 +187,14 @@ class ExplainResponse(BaseModel):
     unknown: list[str] = Field(description="Words that the model does not know; left out.")
     specials: list[Word]
     boxes: list[tuple[float, float, float, float]] | None
+    grid: Grid | None = Field(description="The grid of the boxes; null if they are no grid.")
     scale: Scale | None
 
 
 class CorrectRequest(RequestBody):
     image: ImageId
     text: Sentence
+    model: ModelName = None
     threshold: float | None = Field(None, ge=0, le=1, allow_inf_nan=False)
 
 
@@ -235,17 +260,28 @@ class Uploaded(BaseModel):
     height: int
 
 
+class ModelInfo(BaseModel):
+    """A served model."""
+
+    name: str = Field(description="The name that requests use.")
+    kind: str = Field(description="The kind of model, for example naaf.")
+    summary: str = Field(description="What the model was trained for; empty if unknown.")
+    corrector: str | None = Field(description="The kind of model that corrects for it, if any.")
+    can_upload: bool = Field(description="Whether it reads pixels, so also those of uploads.")
+    scale: Scale | None
+
+
 class About(BaseModel):
     """The served content."""
 
     version: str
-    model: str
-    corrector: str | None
+    models: list[ModelInfo] = Field(description="The first is used unless a request names one.")
+    missing: list[str] = Field(description="Models that are not served, each with the reason.")
+    search_model: str | None = Field(description="The model that searches; null: no library.")
     images: int
     captions: int
     can_upload: bool
-    examples: list[str] = Field(description="Captions of the library, to try a search with.")
-    scale: Scale | None
+    examples: list[str] = Field(description="Short captions of the library, to try a search with.")
     audit: bool
     runs: int
     limits: dict[str, float]
@@ -365,7 +401,8 @@ class RunSummary(BaseModel):
     objective: str
     data: str
     rsum: float | None
-    finished: bool
+    finished: bool = Field(description="Whether there are test results.")
+    training: bool = Field(description="Whether a process is writing the run now.")
 
 
 class RunList(BaseModel):
@@ -392,6 +429,8 @@ class RunDetail(RunSummary):
     config: str
     plots: list[PlotData]
     warnings: list[str]
+    epochs_done: int = Field(description="Finished epochs.")
+    epochs: int | None = Field(description="Epochs in its configuration; null if unreadable.")
 
 
 class SessionRequest(RequestBody):

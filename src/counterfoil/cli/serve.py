@@ -28,14 +28,22 @@ def _limit(least: float, help: str) -> Any:
 
 def serve(
     folder: Annotated[
-        Path,
+        Path | None,
         typer.Argument(
             metavar="RUN|INDEX",
             callback=opt.find_models,
-            help="Run, saved model or index folder, or a pretrained model.",
+            help="Run, saved model or index folder, or a pretrained model. Default: all pretrained "
+            "models, without images to search.",
         ),
-    ],
+    ] = None,
     corrector: opt.Corrector = None,
+    explainer: Annotated[
+        Path | None,
+        typer.Option(
+            callback=opt.find_models,
+            help="Run or pretrained model that explains the words, if another one than RUN.",
+        ),
+    ] = None,
     index: Annotated[
         Path | None, typer.Option(help="Index of RUN to search. Default: the run's test split.")
     ] = None,
@@ -99,12 +107,15 @@ def serve(
 ) -> None:
     """Serve a web page to search, explain and correct, with a JSON API (described at /docs).
 
+    Without RUN, the page matches your own photos with sentences, by the pretrained models.
+
     By default only this machine can connect. With another --host, requests must carry a token; one
     is generated and printed unless you give one. Ctrl-C stops the server.
 
     [bold]Examples[/]
 
-      counterfoil serve runs/scenes-naaf --corrector runs/scenes-tags-dc
+      counterfoil serve
+      counterfoil serve runs/scenes-naaf --corrector scenes-corrector
       counterfoil serve index --port 8080
       counterfoil serve index --host 0.0.0.0 --tls-cert cert.pem \\
         --tls-key key.pem
@@ -129,6 +140,7 @@ def serve(
     )
     content = open_content(
         folder,
+        explainer=explainer,
         index=index,
         corrector=corrector,
         audit=audit,
@@ -137,6 +149,9 @@ def serve(
         device=device,
         progress=progress(),
     )
+
+    for line in content.missing:
+        console(stderr=True).print(escape(line), soft_wrap=True)
 
     def ready(address: str) -> None:
         print_address(address if made is None else f"{address}#token={made}")

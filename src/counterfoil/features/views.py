@@ -26,6 +26,8 @@ Fit = Literal["squash", "crop", "within"]
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 _LARGEST_SIDE = 4096
+_GRID_TOLERANCE = 2e-3
+"""Largest difference of a box from its cell; half precision keeps three digits."""
 
 
 @dataclass(frozen=True)
@@ -89,6 +91,49 @@ def grid_boxes(rows: int, columns: int) -> NDArray[np.float32]:
     y, x = np.divmod(np.arange(rows * columns), columns)
     corners = np.stack([x, y, x + 1, y + 1], axis=1)
     return (corners / np.array([columns, rows] * 2)).astype(np.float32)
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Boxes that are the cells of a grid; ``cells`` has the index of each cell, row by row.
+
+    ``box`` is the part of the image that the grid covers.
+    """
+
+    rows: int
+    columns: int
+    box: Box
+    cells: tuple[int, ...]
+
+
+def find_grid(boxes: NDArray[np.float32]) -> Grid | None:
+    """The grid whose cells are the boxes, in any order; None if they are other regions.
+
+    One more box, that of all cells together, is allowed: the fragment of the whole view.
+
+    >>> find_grid(grid_boxes(2, 3)).cells
+    (0, 1, 2, 3, 4, 5)
+    >>> find_grid(np.array([[0, 0, 0.5, 1], [0.2, 0, 1, 1]], np.float32)) is None
+    True
+    """
+    boxes = np.asarray(boxes, dtype=np.float64)
+    if len(boxes) < 2 or not np.isfinite(boxes).all():
+        return None
+    frame = np.array([*boxes[:, :2].min(axis=0), *boxes[:, 2:].max(axis=0)])
+    cells = np.flatnonzero(np.abs(boxes - frame).max(axis=1) > _GRID_TOLERANCE)
+    if not len(cells) or len(boxes) - len(cells) > 1:
+        return None
+    sides = (frame[2:] - frame[:2]) / (boxes[cells[0], 2:] - boxes[cells[0], :2] + 1e-9)
+    columns, rows = (max(1, round(float(side))) for side in sides)
+    if rows * columns != len(cells):
+        return None
+    expected = frame[[0, 1, 0, 1]] + grid_boxes(rows, columns) * np.tile(frame[2:] - frame[:2], 2)
+    distances = np.abs(boxes[cells][None] - expected[:, None]).max(axis=2)
+    order = distances.argmin(axis=1)
+    if distances.min(axis=1).max() > _GRID_TOLERANCE or len(set(order)) < len(cells):
+        return None
+    x1, y1, x2, y2 = frame.tolist()
+    return Grid(rows, columns, (x1, y1, x2, y2), tuple(int(cells[at]) for at in order))
 
 
 def crop_boxes(scales: Sequence[float]) -> list[Box]:

@@ -127,7 +127,7 @@ def score_note(match: Match) -> str:
         return ""
     wrong, right = (f"{100 * above[side]:.0f} %" for side in ("wrong", "right"))
     split = match.yardstick.split
-    return f"higher than {wrong} of wrong pairs, than {right} of right pairs ({split})"
+    return f"higher than {wrong} of wrong pairs and {right} of right pairs ({split})"
 
 
 def color_note(match: Match) -> str:
@@ -139,7 +139,7 @@ def color_note(match: Match) -> str:
         )
     most, least = effect_scale(match)
     return (
-        f"Colors compare from picture to picture: full green from {signed(most)}, full red from "
+        f"Colors mean the same in every picture: full green from {signed(most)}, full red from "
         f"{signed(-least)}."
     )
 

@@ -8,41 +8,53 @@ import { runsView } from "./runs.js";
 import { searchView } from "./search.js";
 import { openSession, tokenForm } from "./session.js";
 
-const VIEWS = { "": searchView, match: matchView, audit: auditView, runs: runsView };
-const TITLES = { "": "Search", match: "Match", audit: "Audit", runs: "Runs" };
+const VIEWS = { search: searchView, match: matchView, audit: auditView, runs: runsView };
+const TITLES = { search: "Search", match: "Match", audit: "Audit", runs: "Runs" };
 const main = document.getElementById("main");
 let leave = () => {};
 
+function address() {
+  const [path, query = ""] = location.hash.replace(/^#\/?/, "").split(/\?(.*)/s);
+  return [path, new URLSearchParams(query)];
+}
+
 async function show() {
   const refused = await openSession().catch((error) => error);
-  const [path, query = ""] = location.hash.replace(/^#\/?/, "").split(/\?(.*)/s);
-  const view = path in VIEWS ? path : "";
+  const [path, params] = address();
+  // without a library, a photo and a sentence come first
+  const home = await about().then((facts) => (facts.images ? "search" : "match"), () => "search");
+  const view = path in VIEWS ? path : home;
   leave();
   leave = () => {};
   document.title = `${TITLES[view]} · Counterfoil`;
   for (const item of document.querySelectorAll("#nav a[data-view]")) {
-    const own = item.dataset.view === (view === "" || view === "match" ? "search" : view);
+    const own = item.dataset.view === view;
     own ? item.setAttribute("aria-current", "page") : item.removeAttribute("aria-current");
   }
-  const place = h("div", { class: `view ${view || "search"}` });
+  const place = h("div", { class: `view ${view}` });
   main.replaceChildren(place);
   window.scrollTo(0, 0);
   try {
     if (refused) throw refused;
-    leave = (await VIEWS[view](place, new URLSearchParams(query))) ?? (() => {});
+    leave = (await VIEWS[view](place, params)) ?? (() => {});
   } catch (error) {
     place.replaceChildren(error.status === 401 ? tokenForm() : failure(error));
   }
   place.dataset.ready = "";
 }
 
-async function searchWith(file) {
+// An image searches the captions of the library; without any, or in the match view's start, it is matched.
+async function use(file) {
   if (!file) return;
   say("Reading the image");
   document.body.classList.add("busy");
   try {
-    const { id } = await upload(file);
-    location.hash = link("", { image: id });
+    const [{ id }, facts] = await Promise.all([upload(file), about()]);
+    const [path, params] = address();
+    const kept = ["text", "model"].filter((key) => params.get(key)).map((key) => [key, params.get(key)]);
+    const starts = path === "match" && !params.get("image");
+    location.hash = facts.captions && !starts ? link("", { image: id })
+      : link("match", { image: id, ...Object.fromEntries(kept) });
   } catch (error) {
     main.querySelector(".view")?.prepend(failure(error));
   } finally {
@@ -65,13 +77,13 @@ function acceptImages() {
     event.preventDefault();
     depth = 0;
     veil.hidden = true;
-    searchWith(event.dataTransfer.files[0]);
+    use(event.dataTransfer.files[0]);
   });
   addEventListener("paste", (event) => {
     const file = [...(event.clipboardData?.files ?? [])].find((one) => one.type.startsWith("image/"));
-    if (file) searchWith(file);
+    if (file) use(file);
   });
-  addEventListener("counterfoil:file", (event) => searchWith(event.detail));
+  addEventListener("counterfoil:file", (event) => use(event.detail));
 }
 
 function choosesTheme() {
@@ -112,10 +124,11 @@ function shortcuts() {
 
 async function footer() {
   const facts = await about();
-  const corrector = facts.corrector ? `, corrected by ${facts.corrector}` : "";
+  const library = facts.images
+    ? `${facts.images.toLocaleString("en")} images, ${facts.captions.toLocaleString("en")} captions`
+    : "no library";
   document.getElementById("foot").textContent =
-    `Counterfoil ${facts.version} · ${facts.model}${corrector} · ` +
-    `${facts.images.toLocaleString("en")} images, ${facts.captions.toLocaleString("en")} captions`;
+    [`Counterfoil ${facts.version}`, facts.models.map((one) => one.name).join(", "), library].join(" · ");
 }
 
 choosesTheme();

@@ -14,7 +14,7 @@ export function chart({ title, x: xName, y: yName, series }) {
     ...ticks(y0, y1, 5).map((v) => [
       svg("line", { class: "gridline", x1: LEFT, x2: W - RIGHT, y1: y(v), y2: y(v) }),
       svg("text", { x: LEFT - 8, y: y(v) + 4, "text-anchor": "end" }, short(v))]),
-    ...ticks(x0, x1, 6).map((v) => [svg("text", { x: x(v), y: H - BOTTOM + 18, "text-anchor": "middle" }, short(v))]),
+    ...ticks(x0, x1, 6, points.every((p) => Number.isInteger(p[0]))).map((v) => [svg("text", { x: x(v), y: H - BOTTOM + 18, "text-anchor": "middle" }, short(v))]),
   ];
   const lines = series.map((one, place) => one.points.length > 1
     ? svg("polyline", { class: `line c${place % 8}`, points: one.points.map((p) => `${x(p[0]).toFixed(1)},${y(p[1]).toFixed(1)}`).join(" ") })
@@ -36,7 +36,7 @@ export function chart({ title, x: xName, y: yName, series }) {
     cross.setAttribute("visibility", "hidden");
     read.textContent = "";
   });
-  return h("figure", { class: "chart" }, h("figcaption", {}, title, yName && h("small", {}, ` ${yName}`)), drawing,
+  return h("figure", { class: "chart" }, h("figcaption", {}, title, yName && !title.startsWith(yName) && h("small", {}, ` ${yName}`)), drawing,
     series.length > 1 && h("ul", { class: "legend" }, series.map((one, place) => h("li", { class: `c${place % 8}` }, one.name))),
     read);
 }
@@ -52,9 +52,9 @@ function span(values) {
 
 const padded = ([low, high]) => [low - 0.04 * (high - low), high + 0.04 * (high - low)];
 
-function ticks(low, high, count) {
+function ticks(low, high, count, whole = false) {
   const rough = (high - low) / count, unit = 10 ** Math.floor(Math.log10(rough));
-  const step = [1, 2, 5, 10].map((f) => f * unit).find((s) => s >= rough);
+  const step = [1, 2, 5, 10].map((f) => f * unit).find((s) => s >= rough && (!whole || s >= 1)) ?? 1;
   const found = [];
   for (let i = Math.ceil(low / step); i * step <= high + step * 1e-9; i++) found.push(i * step);
   return found;

@@ -9,7 +9,7 @@ function fill(node, props, children) {
     else if (value === true) node.setAttribute(key, "");
     else if (value !== false && value != null) node.setAttribute(key, value);
   }
-  node.append(...children.flat(2).filter((child) => child != null && child !== false));
+  node.append(...children.flat(2).filter((child) => child != null && child !== false && child !== ""));
   return node;
 }
 
@@ -70,6 +70,15 @@ export function strip(ids, text, more) {
   return h("p", { class: "strip" },
     ids.map((id) => h("a", { href: link("match", { image: id, text }), "aria-label": `Open ${id}` }, image(id, 160, ""))),
     more > 0 && h("span", { class: "fine" }, `and ${more.toLocaleString("en")} more`));
+}
+
+// A hidden field for a picture; the frame of the page uploads what is chosen.
+export function fileField() {
+  const file = h("input", {
+    id: "file", type: "file", accept: "image/*", class: "unseen", tabindex: -1, "aria-hidden": "true",
+    onchange: () => dispatchEvent(new CustomEvent("counterfoil:file", { detail: file.files[0] })),
+  });
+  return file;
 }
 
 export function failure(error) {

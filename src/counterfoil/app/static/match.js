@@ -2,44 +2,53 @@
 
 import { about, get, post } from "./api.js";
 import { debounce, failure, h, link, say, signed } from "./dom.js";
+import { chooser, modelOf } from "./models.js";
 import { Regions } from "./regions.js";
 import { scale } from "./scale.js";
 import { darkWords, legend, lightWords, sentence } from "./sentence.js";
+import { startView } from "./start.js";
 
 const TYPING = 160, CORRECTING = 450;
 
 export async function matchView(place, params) {
-  const id = params.get("image") ?? "";
+  const id = params.get("image");
+  if (!id) return startView(place, params);
   const [facts, info] = await Promise.all([about(), get("/api/image", { image: id })]);
-  const view = new Match(id, info, facts);
+  const view = new Match(id, info, facts, modelOf(facts, params.get("model")));
   place.append(view.node);
-  await view.write(params.get("text") || info.captions[0] || "");
+  const text = params.get("text") || info.captions[0] || "";
+  await view.write(text);
+  if (!text) view.field.focus({ preventScroll: true });
   return () => view.close();
 }
 
 class Match {
-  constructor(id, info, facts) {
+  constructor(id, info, facts, model) {
     this.id = id;
-    this.facts = facts;
-    this.match = this.correction = this.scale = null;
+    this.model = model;
+    this.match = this.correction = this.scale = this.chosen = null;
     this.asked = new AbortController();
     this.regions = new Regions(id, info.captions[0] ?? "The image", (region) => this.region(region));
-    this.field = h("textarea", { id: "sentence", rows: 2, maxlength: 600, spellcheck: "false", oninput: () => this.typed() });
+    this.field = h("textarea", { id: "sentence", rows: 2, maxlength: 600, spellcheck: "false",
+      placeholder: facts.examples[0] ?? "a dog on a beach", oninput: () => this.typed() });
     this.score = h("output", { class: "number", for: "sentence" }, "–");
     this.moved = h("span", { class: "moved", "aria-hidden": "true" });
     this.standing = h("p", { class: "standing" });
     this.list = h("div", { class: "weighed" });
     this.below = h("div", { class: "below" });
-    this.mending = h("p", { class: facts.corrector ? "mending expected" : "mending" });
+    this.mending = h("p", { class: model.corrector ? "mending expected" : "mending" });
     this.explainSoon = debounce(TYPING, () => this.explain());
     this.correctSoon = debounce(CORRECTING, () => this.correct());
     this.node = h("article", { class: "pair" },
       h("div", { class: "left" },
         h("p", { class: "back" }, h("a", { href: "#/", onclick: (event) => this.back(event) }, "← Back")),
         this.regions.node,
-        h("p", { class: "hint" }, "Point at a word to see its regions, or at a region to see its words."),
-        h("p", { class: "more" }, h("a", { href: link("", { image: id }) }, "Sentences for this image"))),
+        h("p", { class: "hint" }, "Choose a word to see where in the image it looks. Point at the image to see which words look there."),
+        h("p", { class: "more" }, facts.captions
+          ? h("a", { href: link("search", { image: id }) }, "Sentences for this image")
+          : h("a", { href: link("match", { model: model.name }) }, "Another photo"))),
       h("div", { class: "right" },
+        chooser(facts, model.name, (name) => this.use(modelOf(facts, name))),
         h("label", { for: "sentence", class: "label" }, "Sentence"),
         this.field,
         h("div", { class: "reading" }, h("span", { class: "label" }, "Score"), this.score, this.moved),
@@ -55,6 +64,12 @@ class Match {
       h("ul", {}, [...counts].map(([text, count]) =>
         h("li", {}, h("button", { type: "button", class: "quiet", onclick: () => this.write(text) },
           text, count > 1 && h("b", { class: "times" }, `×${count}`))))));
+  }
+
+  use(model) {
+    this.model = model;
+    this.mending.classList.toggle("expected", Boolean(model.corrector));
+    return this.explain();
   }
 
   back(event) {
@@ -94,11 +109,12 @@ class Match {
     const text = this.field.value;
     if (!/[\p{L}\p{N}]/u.test(text)) return this.nothing();
     try {
-      const match = await post("/api/explain", { image: this.id, text }, this.asked.signal);
-      this.correction = null;
+      const named = { image: this.id, text, model: this.model.name };
+      const match = await post("/api/explain", named, this.asked.signal);
+      this.correction = this.chosen = null;
       this.show(match);
-      history.replaceState(history.state, "", link("match", { image: this.id, text }));
-      if (this.facts.corrector) this.correctSoon();
+      history.replaceState(history.state, "", link("match", named));
+      if (this.model.corrector) this.correctSoon();
     } catch (error) {
       if (error.name !== "AbortError") this.list.replaceChildren(failure(error));
     }
@@ -107,7 +123,7 @@ class Match {
   async correct() {
     const text = this.field.value;
     try {
-      const found = await post("/api/correct", { image: this.id, text }, this.asked.signal);
+      const found = await post("/api/correct", { image: this.id, text, model: this.model.name }, this.asked.signal);
       if (found.text !== this.match?.text) return;
       this.correction = found;
       this.draw();
@@ -123,13 +139,13 @@ class Match {
     this.list.replaceChildren(h("p", { class: "hint" }, "Write a few words about the image."));
     this.mending.replaceChildren();
     this.below.replaceChildren();
-    this.regions.set([]);
+    this.regions.set([], null);
   }
 
   show(match) {
     const before = this.match?.score;
     this.match = match;
-    this.regions.set(match.boxes);
+    this.regions.set(match.boxes, match.grid);
     this.score.textContent = match.score.toFixed(3);
     const change = before == null ? 0 : match.score - before;
     const visible = Math.abs(change) >= 0.0005;
@@ -145,7 +161,8 @@ class Match {
   handlers() {
     return {
       enter: (place) => this.word(place),
-      leave: () => this.word(null),
+      leave: () => this.word(this.chosen),
+      choose: (place) => this.word((this.chosen = this.chosen === place ? null : place)),
       apply: (place, instead) => this.apply([{ place, instead }]),
     };
   }
@@ -154,6 +171,7 @@ class Match {
     const focused = this.list.contains(document.activeElement) ? document.activeElement.dataset.place : null;
     this.list.replaceChildren(sentence(this.match, this.correction, this.handlers()));
     if (focused != null) this.list.querySelector(`[data-place="${focused}"]`)?.focus();
+    if (this.chosen !== null) this.word(this.chosen);
     const changes = this.correction?.agreed.changes ?? [];
     this.mending.replaceChildren(...(changes.length
       ? [h("span", {}, "Should it be “", h("em", {}, this.correction.agreed.text), "”? "),
@@ -177,7 +195,10 @@ class Match {
   word(place) {
     const word = place === null ? null : this.match?.words[place];
     this.scale?.point(place);
-    this.list.querySelectorAll(".word").forEach((one) => one.classList.toggle("on", one.dataset.place === String(place)));
+    this.list.querySelectorAll(".word").forEach((one) => {
+      one.classList.toggle("on", one.dataset.place === String(place));
+      one.setAttribute("aria-pressed", String(one.dataset.place === String(this.chosen)));
+    });
     if (word?.region_weights && this.match.boxes) this.regions.light(word.region_weights, word.effect < 0 ? "against" : "for");
     else this.regions.dark();
   }

@@ -1,13 +1,14 @@
 // Search by a sentence or an image, and the library where nothing is asked yet.
 
 import { about, get, post } from "./api.js";
-import { failure, h, image, link, roving, say, strip } from "./dom.js";
+import { failure, fileField, h, image, link, roving, say, strip } from "./dom.js";
 
 const LIBRARY = 24, BEHIND = 12;
 
 export async function searchView(place, params) {
   const text = (params.get("q") ?? "").trim();
   const asked = params.get("image");
+  if (!(await about()).images) return nothingToSearch(place);
   const results = h("section", { class: "results", "aria-label": "Results" });
   place.append(await head(text, !text && !asked), results);
   try {
@@ -19,6 +20,13 @@ export async function searchView(place, params) {
   }
 }
 
+function nothingToSearch(place) {
+  place.append(h("h1", {}, "Search"), h("p", { class: "empty" },
+    "No library is served, so there is nothing to search. Serve a folder of photos with ",
+    h("code", {}, "counterfoil demo FOLDER"), " or an index with ", h("code", {}, "counterfoil serve INDEX"), ". You can ",
+    h("a", { href: "#/match" }, "match a photo of yours with a sentence"), "."));
+}
+
 async function head(text, home) {
   const facts = await about();
   const field = h("input", {
@@ -26,10 +34,7 @@ async function head(text, home) {
     enterkeyhint: "search", placeholder: facts.examples[0] ?? "Say what to look for",
     "aria-label": "Say what to look for",
   });
-  const file = h("input", {
-    id: "file", type: "file", accept: "image/*", class: "unseen", tabindex: -1, "aria-hidden": "true",
-    onchange: () => dispatchEvent(new CustomEvent("counterfoil:file", { detail: file.files[0] })),
-  });
+  const file = fileField();
   const form = h(
     "form",
     {
@@ -50,10 +55,11 @@ async function head(text, home) {
   return h(
     "section",
     { class: home ? "hero" : "hero small" },
-    home && h("h1", {}, "Which image says it? Which words do not?"),
+    home && h("h1", {}, "Which image fits the sentence? Which words do not fit?"),
     form,
     home && h("p", { class: "hint" },
-      "Type a sentence, or drop an image anywhere on this page. Open a result to see every word weighed."),
+      facts.can_upload ? "Type a sentence, or drop an image anywhere on this page. " : "Type a sentence. ",
+      "Open a result to see which words fit."),
   );
 }
 
@@ -77,7 +83,8 @@ async function library(results) {
 }
 
 async function byText(results, text) {
-  const found = await post("/api/search", { text, k: 24 });
+  const [found, facts] = await Promise.all([post("/api/search", { text, k: 24 }), about()]);
+  const explainer = facts.models[0].name;
   const top = Math.max(...found.hits.map((hit) => hit.score), 1e-9);
   const grid = h("ul", { class: "grid", role: "list" },
     found.hits.map((hit) => card(hit.image, text, hit, hit.score / top)));
@@ -85,6 +92,9 @@ async function byText(results, text) {
     h("h2", {}, `Best ${found.hits.length} for “${text}”`),
     found.unknown.length
       ? h("p", { class: "note" }, `Unknown words, left out: ${found.unknown.join(", ")}`)
+      : "",
+    facts.search_model !== explainer
+      ? h("p", { class: "note" }, `Ranked by ${facts.search_model}; when you open an image, ${explainer} weighs the words.`)
       : "",
     grid,
   );

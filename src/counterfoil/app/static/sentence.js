@@ -5,7 +5,7 @@ import { h, roving, signed } from "./dom.js";
 
 const WRONG = 0.5;
 
-// `handlers`: enter(place), leave(), apply(place, instead).
+// `handlers`: enter(place), leave(), choose(place), apply(place, instead).
 export function sentence(match, correction, handlers) {
   const changes = new Map((correction?.agreed.changes ?? []).map((change) => [change.place, change]));
   const words = match.words.map((word, place) => {
@@ -51,6 +51,8 @@ function one(match, word, place, change, doubted, handlers) {
       onpointerleave: () => handlers.leave(),
       onfocus: () => handlers.enter(place),
       onblur: () => handlers.leave(),
+      onclick: () => handlers.choose(place),
+      "aria-pressed": "false",
     },
     h("span", { class: "letters" }, change ? h("s", {}, text) : text),
     h("span", { class: "meter", "aria-hidden": "true" }, h("i")),

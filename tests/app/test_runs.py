@@ -8,8 +8,9 @@ import threading
 from dataclasses import replace
 from pathlib import Path
 
-import counterfoil.app.content
-from counterfoil.app.content import Runs, runs_below
+import counterfoil.app.runs
+from counterfoil.app.runs import Runs, runs_below
+from counterfoil.training.run_folder import locked_run
 from tests.app.conftest import LIMITS, running
 
 
@@ -24,13 +25,13 @@ def copies(run: Path, folder: Path, count: int) -> list[Path]:
 
 def count_reads(monkeypatch) -> list[threading.Thread]:
     """The thread of every configuration that is read from now on."""
-    read, threads = counterfoil.app.content.load_config, []
+    read, threads = counterfoil.app.runs.load_config, []
 
     def counted(path):
         threads.append(threading.current_thread())
         return read(path)
 
-    monkeypatch.setattr(counterfoil.app.content, "load_config", counted)
+    monkeypatch.setattr(counterfoil.app.runs, "load_config", counted)
     return threads
 
 
@@ -69,3 +70,24 @@ def test_no_run_is_parsed_on_the_thread_that_answers_everybody(
     assert servers
     assert len(threads) == 3
     assert servers.isdisjoint(threads)
+
+
+def test_runs_that_appear_and_vanish_are_noticed(run, tmp_path) -> None:
+    runs = Runs([run], below=tmp_path / "more")
+    assert len(runs) == 1
+    copies(run, tmp_path / "more", 2)
+    assert [one["name"] for one in runs.listed()] == ["small-naaf", "run-00", "run-01"]
+    shutil.rmtree(tmp_path / "more" / "run-00")
+    assert [one["name"] for one in runs.listed()] == ["small-naaf", "run-01"]
+    shutil.copytree(tmp_path / "more" / "run-01", tmp_path / "more" / "small-naaf")
+    assert [one["name"] for one in runs.listed()] == ["small-naaf", "run-01", "small-naaf-2"]
+
+
+def test_a_run_is_training_while_a_process_holds_it(run, tmp_path) -> None:
+    copies(run, tmp_path, 1)
+    runs = Runs([], below=tmp_path)
+    assert not runs.read("run-00")["training"]
+    with locked_run(tmp_path / "run-00"):
+        assert runs.read("run-00")["training"]
+    assert not runs.read("run-00")["training"]
+    assert (runs.read("run-00")["epochs_done"], runs.read("run-00")["epochs"]) == (2, 2)
