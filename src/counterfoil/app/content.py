@@ -312,6 +312,18 @@ def _finite(points: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
     return [(x, float(y)) for x, y in points if math.isfinite(x) and math.isfinite(y)]
 
 
+@dataclass
+class AwaitedAudit:
+    """An audit that another process makes in a folder; ``problem`` says why it failed."""
+
+    folder: Path
+    problem: str = ""
+
+    def try_open(self) -> Audit | None:
+        """The audit; None if it is not complete yet."""
+        return Audit(self.folder) if (self.folder / SUMMARY).is_file() else None
+
+
 @dataclass(frozen=True)
 class Content:
     """What is served; ``close`` deletes a temporary index."""
@@ -321,6 +333,7 @@ class Content:
     audit: Audit | None = None
     runs: Runs = field(default_factory=lambda: Runs([]))
     close: Callable[[], None] = lambda: None
+    awaited_audit: AwaitedAudit | None = None
 
 
 def open_content(

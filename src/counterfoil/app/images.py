@@ -142,6 +142,10 @@ class Library:
         self._lock = threading.Lock()
         self.examples = self._examples()
 
+    def show_audited(self, images: Mapping[str, AuditedImage]) -> None:
+        """Serve the images of an audit that was made meanwhile."""
+        self._audited = images
+
     def _examples(self) -> list[str]:
         """A few distinct captions of the library whose words are in the model's vocabulary."""
         step = max(1, len(self.ids) // EXAMPLES_READ)

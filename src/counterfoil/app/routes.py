@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Annotated, Any, TypeVar, cast
 
 from anyio import CapacityLimiter, to_thread
@@ -46,6 +47,20 @@ class Service:
         self.meters.gauge("waiting", "Jobs in the queue.", lambda: len(self.queue))
         self.meters.gauge("uploads", "Uploads in memory.", lambda: self.library.uploads)
 
+    def open_awaited_audit(self) -> None:
+        """Serve an awaited audit if it is complete by now."""
+        awaited = self.content.awaited_audit
+        if awaited is None:
+            return
+        try:
+            audit = awaited.try_open()
+        except DataError as error:
+            awaited.problem = str(error)
+            return
+        if audit is not None:
+            self.library.show_audited(audit.images)
+            self.content = replace(self.content, audit=audit, awaited_audit=None)
+
     def close(self) -> None:
         self.queue.close()
         self.content.close()
@@ -69,6 +84,8 @@ async def about(service: TheService) -> s.About:
     """The served model, index, audit and runs, and the limits on uploads."""
     from counterfoil import __version__
 
+    await _read(service, service.open_awaited_audit)
+    awaited = service.content.awaited_audit
     content, limits, items = service.content, service.limits, service.library.index.items
     return s.About(
         version=__version__,
@@ -80,6 +97,8 @@ async def about(service: TheService) -> s.About:
         examples=service.library.examples,
         scale=s.Scale.model_validate(service.engine.scale) if service.engine.scale else None,
         audit=content.audit is not None,
+        audit_awaited=awaited is not None and not awaited.problem,
+        audit_problem=awaited.problem if awaited is not None else "",
         runs=len(content.runs),
         limits={"upload_bytes": limits.upload_bytes, "pixels": limits.pixels},
     )
@@ -191,6 +210,7 @@ async def audit(
     section: Section = "suspicious",
 ) -> s.Findings:
     """Findings of the served audit: suspicious captions, or near-duplicates."""
+    await _read(service, service.open_awaited_audit)
     if service.content.audit is None:
         raise Problem(404, "no audit is served; start the service with --audit DIR")
     return s.Findings(**service.content.audit.page(offset, limit, reason, section))

@@ -237,6 +237,8 @@ class About(BaseModel):
     examples: list[str] = Field(description="Captions of the library, to try a search with.")
     scale: Scale | None
     audit: bool
+    audit_awaited: bool = Field(description="Whether the audit is still being made.")
+    audit_problem: str = Field(description="Why the awaited audit could not be made; else empty.")
     runs: int
     limits: dict[str, float]
 
