@@ -67,7 +67,7 @@ def demo(
     scenes: Annotated[int, typer.Option(min=20, help="Test scenes to draw and search.")] = 500,
     train_scenes: Annotated[
         int, typer.Option(min=50, help="Scenes on which the small model is trained.")
-    ] = 1000,
+    ] = 800,
     epochs: Annotated[int, typer.Option(min=1, help="Training epochs of the small model.")] = 3,
     serve: Annotated[
         bool, typer.Option(help="Serve the web page (only if run in a terminal).")
@@ -108,6 +108,9 @@ def demo(
             own = _new_demo(out or DEMO_FOLDER, scenes, train_scenes, epochs, cache, bars)
             own.may_delete = overwrite or out is None
             own.clear(overwrite)
+            if page_port is not None:
+                own.discard_other_audit()
+                import counterfoil.app.application  # noqa: F401 - one import less to wait for later
         _run(own, page_port, as_json)
     except KeyboardInterrupt:
         bars.say("interrupted; repeat the command to continue")
@@ -199,7 +202,6 @@ def _serve(demo: Demo, port: int) -> None:
     from counterfoil.cli.demo_background import Background
     from counterfoil.cli.serve import print_address
 
-    demo.discard_other_audit()
     awaited = AwaitedAudit(demo.audit_folder)
     background = Background(demo, lambda message: _show_message(message, demo, awaited))
 

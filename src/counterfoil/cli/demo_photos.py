@@ -87,7 +87,8 @@ def demo_photos(
         ).close()
         audited = _with_features(library, explaining, cache, bars)
         audit = _audit(explaining, explainer, audited, out / "audit", bars)
-    options = ["--explainer", explainer, *(["--audit", str(audit)] if audit else [])]
+    served: dict[str, Any] = {"explainer": explainer, **({"audit": audit} if audit else {})}
+    options = (part for name, value in served.items() for part in (f"--{name}", str(value)))
     command = shlex.join(["counterfoil", "serve", str(out / "index"), *options])
     if as_json:
         print_json({**_summary(readable), "index": str(out / "index"), "serve": command})
@@ -98,7 +99,7 @@ def demo_photos(
         return
     from counterfoil.cli.serve import serve
 
-    serve(out / "index", explainer=resolve(explainer), audit=audit, port=port, cache=cache)
+    serve(out / "index", **{**served, "explainer": resolve(explainer)}, port=port, cache=cache)
 
 
 def read_library(folder: Path, bars: Progress) -> Library:
