@@ -33,7 +33,7 @@ unexport PYTHONDONTWRITEBYTECODE  # each process that a test starts would compil
 help:            ## this list
 	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed 's/: .*## /\t/' | expand -t 14
 
-demo: $(VENV)/.demo      ## train on the embedded scenes, audit, report, serve (ARGS=--corrector: correct, too)
+demo: $(VENV)/.demo      ## a pretrained model on scenes, served; a small one trains meanwhile (ARGS=my-photos/)
 	$(BIN)/counterfoil demo $(ARGS)
 
 test: $(VENV)/.dev       ## lint, types, doctests and the fast tests

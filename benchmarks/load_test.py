@@ -1,7 +1,7 @@
 """Many clients at once against the service on loopback: latency, errors, memory, batching's gain.
 
     python benchmarks/load_test.py                         # trains a small NAAF on scenes first
-    python benchmarks/load_test.py --run runs/demo --corrector runs/demo-corrector --json load.json
+    python benchmarks/load_test.py --run runs/scenes-naaf --corrector runs/scenes-tags-dc
 
 Clients ask as fast as they are answered: searches, explanations, scores, pictures, uploads and,
 with a corrector, corrections. Then the same searches and scores are asked of a service that takes

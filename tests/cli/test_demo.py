@@ -1,4 +1,4 @@
-"""`counterfoil demo`: trains, finds the errors that it planted, ends at the page."""
+"""`counterfoil demo`: tests a pretrained model, finds planted errors, trains a small model."""
 
 from __future__ import annotations
 
@@ -6,25 +6,30 @@ import json
 import re
 import shutil
 import subprocess
+import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from counterfoil.app.connections import Limits
-from counterfoil.app.content import Audit, open_content
+from counterfoil.app.content import Audit, AwaitedAudit, open_content
 from counterfoil.app.images import Library
-from counterfoil.cli.demo import _end_at_the_page
-from counterfoil.cli.demo_stages import Corrections, DemoResult, _make_room
+from counterfoil.cli.demo import _content, _new_demo, _show_message
+from counterfoil.cli.demo_background import AUDIT, Background, Failure
+from counterfoil.cli.demo_stages import AuditResult, Demo, _make_room
 from counterfoil.cli.signals import StopSignals
 from counterfoil.core.config import load_config
 from counterfoil.core.errors import ConfigError
 from counterfoil.core.progress import Silent
-from counterfoil.models.correct import can_correct
+from counterfoil.evaluation.report import RetrievalReport
 from counterfoil.training.run_folder import holds_a_run, load_model
 from tests.cli.test_cli import invoke
 
 ROOT = Path(__file__).parents[2]
-SMALL = ["demo", "--images", 100, "--epochs", 1]
+SMALL = ["demo", "--scenes", 30, "--train-scenes", 50, "--epochs", 1]
+PATIENCE = 300.0
+"""Seconds after which a process that gives no sign has failed."""
 
 
 @pytest.fixture(scope="module")
@@ -41,15 +46,38 @@ def copied(small, tmp_path) -> Path:
     return tmp_path / "copy" / "d"
 
 
-def test_without_a_terminal_it_says_how_to_serve(capsys, tmp_path) -> None:
-    for corrector, more in ((Path("b"), " --corrector b"), (None, "")):
-        _end_at_the_page(Path("a"), corrector, Path("a-audit"), True, 8000, tmp_path)
-        assert f"counterfoil serve a{more} --audit a-audit\n" in capsys.readouterr().out
+def same_demo(folder: Path, cache: Path) -> Demo:
+    return _new_demo(folder, 30, 50, 1, cache, Silent())
+
+
+def test_without_a_terminal_both_tables_are_printed_beside_chance(small) -> None:
+    folder, printed = small
+    assert printed.count("chance, i → t") == 2
+    assert printed.count("test, full: 30 images, 150 captions; RSUM") == 2
+    assert printed.index("scenes-naaf, a pretrained model") < printed.index("trained from nothing")
+    report = json.loads((folder / "results.json").read_text())
+    assert f"RSUM {report['rsum']:.1f}" in printed
+
+
+def test_the_pretrained_model_retrieves_scenes_that_it_was_not_trained_on(small) -> None:
+    stored = json.loads((small[0].with_name("d-index") / "demo.json").read_text())
+    retrieval = stored["retrieval"]
+    assert retrieval["rsum"] > 3 * retrieval["rsum_chance"]
+    assert stored["settings"]["scenes"] == {"images": [0, 0, 30]}
+
+
+def test_without_a_terminal_it_says_how_to_serve(small) -> None:
+    folder, printed = small
+    line = next(line for line in printed.splitlines() if line.startswith("Open the web page: "))
+    assert line.endswith(
+        f"counterfoil serve scenes-naaf --index {folder}-index --corrector scenes-corrector "
+        f"--audit {folder}-audit --runs {folder.parent}"
+    )
 
 
 def test_a_run_that_is_there_is_not_written_over(run, cache) -> None:
     with pytest.raises(ConfigError, match="--overwrite"):
-        invoke("demo", "--out", run, "--cache", cache)
+        invoke(*SMALL, "--out", run, "--cache", cache)
 
 
 def test_the_demo_prints_which_planted_captions_the_audit_found(small) -> None:
@@ -59,10 +87,24 @@ def test_the_demo_prints_which_planted_captions_the_audit_found(small) -> None:
     assert {one["error"] for one in planted} == {"swapped", "words"}
     assert all(one["text"] != one["original"] for one in planted)
     rows = [line for line in printed.splitlines() if re.match(r"│ [✓–] ", line)]
-    assert len(rows) == len(planted)
+    assert len(rows) == len(planted) == len(result["suggested"])
     assert sum("✓" in row.split("│")[1] for row in rows) == sum(one["listed"] for one in planted)
-    assert f"{len(planted)} of 50 captions were made wrong on purpose" in printed
-    assert re.search(r"precision \d+ % \(chance 20\.0 %\), recall \d+ %", printed)
+    assert f"{len(planted)} of 150 captions were made wrong on purpose" in printed
+    assert re.search(r"precision \d+ % \(chance 16\.0 %\), recall \d+ %", printed)
+
+
+def test_suggested_corrections_are_counted_and_compared_with_the_original(small) -> None:
+    stored = (small[0].with_name("d-audit") / "demo.json").read_text()
+    result = AuditResult.from_json(stored)
+    planted = tuple(
+        one.model_copy(update={"listed": True, "error": "words"}) for one in result.planted[:3]
+    )
+    suggested = (planted[0].original.upper(), "a wrong one", None)
+    changed = result.model_copy(update={"planted": planted, "suggested": suggested})
+    assert changed.correction_sentence() == (
+        "Of the 3 listed captions with exchanged words, 2 got a suggested correction; 1 of these "
+        "restore the original caption."
+    )
 
 
 def test_the_audit_tab_of_the_demo_shows_findings_with_pictures(small, cache) -> None:
@@ -88,39 +130,103 @@ def test_the_audit_tab_of_the_demo_shows_findings_with_pictures(small, cache) ->
     assert listed.items() <= marked.items()
     html = (audit / "index.html").read_text()
     assert "data:image/jpeg;base64," in html
-    assert html.count("<dt>planted</dt>") == len(marked)
+    assert html.count("<dt>planted</dt>") >= len(marked) > 0
 
 
-def test_the_report_of_the_demo_has_chance_the_audit_and_a_place_for_corrections(small) -> None:
-    page = (small[0] / "report.html").read_text()
-    for text in ("chance, i → t", "<h2>Audit</h2>", "made wrong on purpose", "recall %"):
-        assert text in page
-    planted = json.loads((small[0].parent / "d-audit" / "demo.json").read_text())["planted"]
-    assert "<h2>Planted captions</h2>" in page
-    assert page.count("scene-test-") >= len(planted)
-    assert "<h2>Corrections</h2><p>No corrector was trained" in page
+def test_the_page_searches_the_test_scenes_and_lists_the_run(small, cache) -> None:
+    demo = same_demo(small[0], cache)
+    awaited = AwaitedAudit(demo.audit_folder)
+    content = _content(demo, awaited)
+    try:
+        assert len(content.index) == 30
+        assert [one["name"] for one in content.runs.listed()] == ["d"]
+        assert content.awaited_audit is awaited
+        assert awaited.try_open() is not None
+    finally:
+        content.close()
 
 
-def test_a_second_demo_shows_the_finished_one_and_trains_nothing(copied, cache) -> None:
-    before = (copied / "metrics.jsonl").stat().st_mtime_ns
-    again = invoke(*SMALL, "--out", copied, "--cache", cache)
-    assert "made wrong on purpose" in again
-    assert (copied / "metrics.jsonl").stat().st_mtime_ns == before
+def test_a_second_demo_shows_the_finished_one_and_computes_nothing(copied, cache) -> None:
+    files = [copied / "metrics.jsonl"]
+    files += [copied.with_name(f"d-{name}") / "demo.json" for name in ("audit", "index")]
+    before = [file.stat().st_mtime_ns for file in files]
+    again = json.loads(invoke(*SMALL, "--out", copied, "--cache", cache, "--json"))
+    assert [file.stat().st_mtime_ns for file in files] == before
+    assert again["trained"]["rsum"] == json.loads((copied / "results.json").read_text())["rsum"]
+    assert again["results"]["images"] == 30
+    assert len(again["audit"]["planted"]) == 24
 
 
 def test_another_demo_in_the_folder_is_refused_without_overwrite(copied, cache) -> None:
     with pytest.raises(ConfigError, match="--overwrite"):
-        invoke("demo", "--images", 110, "--epochs", 1, "--out", copied, "--cache", cache)
+        invoke(*SMALL[:3], "--train-scenes", 60, "--out", copied, "--cache", cache)
+
+
+def test_beside_the_page_a_failed_stage_is_reported_and_the_next_one_runs(copied, cache) -> None:
+    messages: list[object] = []
+    complete = threading.Event()
+
+    def receive(message: object) -> None:
+        messages.append(message)
+        if len(messages) == 2:
+            complete.set()
+
+    demo = replace(same_demo(copied, cache), corrector=str(copied / "missing"))
+    background = Background(demo, receive)
+    background.start()
+    try:
+        assert complete.wait(PATIENCE)
+    finally:
+        unfinished = background.end()
+    failure, trained = messages
+    assert isinstance(failure, Failure)
+    assert failure.stage == AUDIT
+    assert "missing" in failure.reason
+    assert isinstance(trained, RetrievalReport)
+    assert not unfinished
+
+
+def test_a_failure_beside_the_page_is_one_line_and_the_audit_tab_has_it(capsys, copied) -> None:
+    demo, awaited = same_demo(copied, copied), AwaitedAudit(copied)
+    _show_message(Failure(AUDIT, "the disk\nis full"), demo, awaited)
+    printed = capsys.readouterr().out
+    assert printed.count("\n") == 1
+    assert printed.startswith("the audit failed: the disk")
+    assert "is full" in awaited.problem
+
+
+@pytest.mark.slow
+def test_a_training_that_ends_with_the_page_continues_next_time(cache, tmp_path) -> None:
+    options = (tmp_path / "d", 30, 50, 40, cache, Silent())
+    demo = _new_demo(*options)
+    demo.clear(overwrite=False)
+    audited = threading.Event()
+    background = Background(demo, lambda _: audited.set())
+    background.start()
+    try:
+        assert audited.wait(PATIENCE)
+        for _ in range(int(10 * PATIENCE)):
+            if (demo.folder / "last").exists():
+                break
+            threading.Event().wait(0.1)
+    finally:
+        assert background.end()
+    first = (demo.folder / "metrics.jsonl").read_bytes()
+    assert first
+    assert not (demo.folder / "results.json").exists()
+    again = _new_demo(*options)
+    assert again.train().images == 30
+    assert (
+        (demo.folder / "metrics.jsonl").read_bytes().startswith(first[: first.rfind(b"\n", 0, -1)])
+    )
 
 
 @pytest.mark.slow
 def test_a_demo_without_its_audit_makes_it_again_without_training(copied, cache) -> None:
     shutil.rmtree(copied.parent / "d-audit")
-    (copied / "report.html").unlink()
     steps = (copied / "metrics.jsonl").read_text()
     invoke(*SMALL, "--out", copied, "--cache", cache)
     assert (copied / "metrics.jsonl").read_text() == steps
-    assert "<h2>Audit</h2>" in (copied / "report.html").read_text()
     assert Audit(copied.parent / "d-audit").page(0, 1, None)["total"] > 0
 
 
@@ -147,28 +253,15 @@ def test_an_interrupted_demo_exits_with_130_and_goes_on_next_time(
 ) -> None:
     asked = [*SMALL, "--out", tmp_path / "d", "--cache", cache]
     with monkeypatch.context() as patch:
-        patch.setattr(StopSignals, "asked", True)
+        patch.setattr(StopSignals, "stop_requested", True)
         invoke(*asked, code=130)
     assert not (tmp_path / "d" / "results.json").exists()
     first = (tmp_path / "d" / "metrics.jsonl").read_bytes()
-    assert "made wrong on purpose" in invoke(*asked)
+    assert "trained from nothing, on the same test scenes" in invoke(*asked)
     assert (tmp_path / "d" / "metrics.jsonl").read_bytes().startswith(first)
 
 
-def test_the_precision_of_corrections_and_how_often_none_is_made_are_said(small) -> None:
-    result = DemoResult.from_json((small[0].with_name("d-audit") / "demo.json").read_text())
-    made = Corrections(exchanged=200, unchanged=150, changes=50, right=40, needless=3)
-    configs = {**result.configs, "corrector": {}}
-    trained = result.model_copy(update={"configs": configs})
-    said = trained.model_copy(update={"corrections": made}).correction_sentence()
-    assert "50 were corrected (left unchanged: 75 %)" in said
-    assert "40 of 50 changes are right: precision 80 %" in said
-    assert "3 had a word changed" in said
-    assert "No corrector was trained" in result.correction_sentence()
-    assert "not measured" in trained.correction_sentence()
-
-
-def test_make_shows_the_progress_of_pip_and_corrects_only_if_asked() -> None:
+def test_make_shows_the_progress_of_pip_and_passes_arguments_on() -> None:
     text = (ROOT / "Makefile").read_text(encoding="utf-8")
     assert "install --quiet" not in text
     assert " -q " not in text
@@ -181,16 +274,4 @@ def test_make_shows_the_progress_of_pip_and_corrects_only_if_asked() -> None:
 
     assert "pip --disable-pip-version-check install" in commands()
     assert commands().rstrip().endswith("counterfoil demo")
-    assert commands("ARGS=--corrector").rstrip().endswith("counterfoil demo --corrector")
-
-
-@pytest.mark.slow
-def test_a_small_demo_leaves_a_matcher_and_a_corrector(cache, tmp_path) -> None:
-    asked = [*SMALL, "--out", tmp_path / "d", "--cache", cache, "--corrector"]
-    said = " ".join(invoke(*asked).split())
-    serve = f"counterfoil serve {tmp_path}/d --corrector {tmp_path}/d-corrector"
-    assert said.endswith(f"{serve} --audit {tmp_path}/d-audit")
-    assert can_correct(load_model(tmp_path / "d-corrector"))
-    assert load_model(tmp_path / "d").spec.name == "naaf"
-    report = (tmp_path / "d" / "report.html").read_text()
-    assert "test captions with words exchanged by rule" in report
+    assert commands("ARGS=my-photos/").rstrip().endswith("counterfoil demo my-photos/")

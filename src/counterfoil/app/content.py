@@ -196,6 +196,18 @@ class ServedModel:
     summary: str = ""
 
 
+@dataclass
+class AwaitedAudit:
+    """An audit that another process makes in a folder; ``problem`` says why it failed."""
+
+    folder: Path
+    problem: str = ""
+
+    def try_open(self) -> Audit | None:
+        """The audit; None if it is not complete yet."""
+        return Audit(self.folder) if (self.folder / SUMMARY).is_file() else None
+
+
 @dataclass(frozen=True)
 class Content:
     """What is served; ``close`` deletes a temporary index.
@@ -210,6 +222,7 @@ class Content:
     runs: Runs = field(default_factory=lambda: Runs([]))
     missing: tuple[str, ...] = ()
     close: Callable[[], None] = lambda: None
+    awaited_audit: AwaitedAudit | None = None
 
 
 def open_content(

@@ -141,6 +141,10 @@ class Library:
         self._uploads: OrderedDict[str, Upload] = OrderedDict()
         self._lock = threading.Lock()
 
+    def show_audited(self, images: Mapping[str, AuditedImage]) -> None:
+        """Serve the images of an audit that was made meanwhile."""
+        self._audited = images
+
     @property
     def uploads(self) -> int:
         return len(self._uploads)

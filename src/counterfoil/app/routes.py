@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Annotated, Any, TypeVar, cast
 
 from anyio import CapacityLimiter, to_thread
@@ -63,6 +64,20 @@ class Service:
             raise Problem(404, f"no such model; served are {', '.join(m.name for m in models)}")
         return chosen
 
+    def open_awaited_audit(self) -> None:
+        """Serve an awaited audit if it is complete by now."""
+        awaited = self.content.awaited_audit
+        if awaited is None:
+            return
+        try:
+            audit = awaited.try_open()
+        except DataError as error:
+            awaited.problem = str(error)
+            return
+        if audit is not None:
+            self.library.show_audited(audit.images)
+            self.content = replace(self.content, audit=audit, awaited_audit=None)
+
     def close(self) -> None:
         self.queue.close()
         self.content.close()
@@ -86,6 +101,8 @@ async def about(service: TheService) -> s.About:
     """The served model, index, audit and runs, and the limits on uploads."""
     from counterfoil import __version__
 
+    await _read(service, service.open_awaited_audit)
+    awaited = service.content.awaited_audit
     content, limits, index = service.content, service.limits, service.content.index
     names = {one.model: one.name for one in content.models}
     return s.About(
@@ -98,6 +115,8 @@ async def about(service: TheService) -> s.About:
         can_upload=service.can_upload,
         examples=service.library.examples,
         audit=content.audit is not None,
+        audit_awaited=awaited is not None and not awaited.problem,
+        audit_problem=awaited.problem if awaited is not None else "",
         runs=await _read(service, lambda: len(content.runs)),
         limits={"upload_bytes": limits.upload_bytes, "pixels": limits.pixels},
     )
@@ -233,6 +252,7 @@ async def audit(
 
     With `after`, the key of a finding, only those behind it; `offset` counts from there.
     """
+    await _read(service, service.open_awaited_audit)
     page = _served_audit(service).page
     return s.Findings(**await _read(service, page, offset, limit, reason, section, state, after))
 

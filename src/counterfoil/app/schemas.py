@@ -283,6 +283,8 @@ class About(BaseModel):
     can_upload: bool
     examples: list[str] = Field(description="Short captions of the library, to try a search with.")
     audit: bool
+    audit_awaited: bool = Field(description="Whether the audit is still being made.")
+    audit_problem: str = Field(description="Why the awaited audit could not be made; else empty.")
     runs: int
     limits: dict[str, float]
 

@@ -1,13 +1,14 @@
-"""The stages of `counterfoil demo`: train, plant errors and audit, correct, report.
+"""The stages of `counterfoil demo` on scenes: test a pretrained model, audit, train a small one.
 
-A finished demo is read back from its `demo.json`. An unfinished one continues from its files.
+Each stage stores its result. A later demo with the same settings reads it, and an interrupted
+training continues from its run folder.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -25,50 +26,47 @@ from counterfoil.audit.benchmark import (
     measure_audit,
     planted_captions,
 )
+from counterfoil.audit.report import LINES, SUMMARY
+from counterfoil.audit.report import PAGE as AUDIT_PAGE
 from counterfoil.cli.signals import StopSignals
-from counterfoil.core.config import RunConfig, load_config
+from counterfoil.cli.train import ADVICE
+from counterfoil.core.config import RunConfig
 from counterfoil.core.errors import CheckpointError, CounterfoilError, DataError
 from counterfoil.core.progress import Progress
 from counterfoil.core.storage.atomic import write_atomically
+from counterfoil.core.storage.locks import locked_folder
 from counterfoil.core.storage.reading import read_text
-from counterfoil.data.pairs import Pairs, Split
-from counterfoil.evaluation.corrections import CorrectionReport, measure_corrections
-from counterfoil.evaluation.evaluate import Search
+from counterfoil.core.zoo import resolve
+from counterfoil.data.load import load_pairs
+from counterfoil.data.pairs import Split
+from counterfoil.evaluation.evaluate import Search, example_searches, report_scores
 from counterfoil.evaluation.report import Report, RetrievalReport
-from counterfoil.models import Model, from_pretrained
-from counterfoil.models.correct import rule_of
-from counterfoil.training.report import Section, write_report
-from counterfoil.training.run import FinishedRun, execute, new_model, save_rule
+from counterfoil.features import with_fragments
+from counterfoil.models import Model
+from counterfoil.models.store import model_digest
+from counterfoil.scoring.encode import score_split
+from counterfoil.search import SearchIndex
+from counterfoil.training.run import execute
 from counterfoil.training.run_folder import (
     RUN_FILES,
     clear_run,
+    holds_a_run,
+    is_finished,
     load_model,
+    locked_run,
     make_room,
     resumed_config,
     write_config,
 )
-from counterfoil.training.trainer import Trainer
-
-T = TypeVar("T")
 
 RESULT = "demo.json"
 INTERRUPTED_NOTE = "interrupted; repeat the command to continue"
+AUDITED_SCENES = 250
 PLANTED_CAPTIONS = 12
 """Captions moved to other images; the same number gets exchanged words."""
-THRESHOLD = 0.8
+THRESHOLD = 0.7
 """Few captions are wrong: at the default of 0.5, most listed captions would be right."""
-HELD_OUT_IMAGES = 40
-"""Images that select the corrector's epoch; few, as a cross-encoder scores pairs one by one."""
-CORRECTED_CAPTIONS = 200
-"""Captions of each kind that corrections are measured on."""
 SEED = 0
-
-DATA_SECONDS = 0.016
-MATCHER_SECONDS = 0.09
-TEST_SECONDS = 0.02
-AUDIT_SECONDS = 0.04
-CORRECTOR_SECONDS = 0.6
-"""On two cores: per scene; per training step; per tested image; per audited image; per step."""
 
 
 class Example(Report):
@@ -78,41 +76,26 @@ class Example(Report):
     hits: tuple[tuple[bool, float, str], ...]
 
 
-class Corrections(Report):
-    """Results of the corrector on test captions with exchanged words, and on as many true ones.
+class ScenesResult(Report):
+    """Retrieval of the pretrained model on scenes; ``settings`` identify model and data."""
 
-    ``right`` of the ``changes`` replaced an exchanged word by a true one. ``unchanged`` of the
-    ``exchanged`` got no change; ``needless`` changes were made to true captions.
-    """
-
-    exchanged: int
-    unchanged: int
-    changes: int
-    right: int
-    needless: int
-
-    @classmethod
-    def of(cls, report: CorrectionReport) -> Corrections:
-        return cls(
-            exchanged=report.exchanged,
-            unchanged=report.exchanged - report.changed,
-            changes=report.changes,
-            right=report.right,
-            needless=report.untouched_changes,
-        )
-
-
-class DemoResult(Report):
-    """Everything that the demo prints, and the ``configs`` of its runs."""
-
-    configs: dict[str, dict[str, Any]]
+    settings: dict[str, Any]
     retrieval: RetrievalReport
     by_text: tuple[Example, ...]
     by_image: tuple[Example, ...]
+
+
+class AuditResult(Report):
+    """Which of the planted captions the audit lists; ``suggested`` are corrections of these.
+
+    The corrections have the order of ``planted``; None if there is none.
+    """
+
+    settings: dict[str, Any]
     threshold: float
     measures: AuditMeasures
     planted: tuple[PlantedCaption, ...]
-    corrections: Corrections | None = None
+    suggested: tuple[str | None, ...]
 
     def audit_sentence(self) -> str:
         """Precision and recall of the audit, with the precision of a random list."""
@@ -125,18 +108,13 @@ class DemoResult(Report):
         )
 
     def correction_sentence(self) -> str:
-        made = self.corrections
-        if "corrector" not in self.configs:
-            return "No corrector was trained; `counterfoil demo --corrector` trains one."
-        if made is None or not made.exchanged:
-            return "Corrections were not measured: no test caption has a word to exchange."
-        precision = f"{100 * made.right / made.changes:.0f} %" if made.changes else "undefined"
+        pairs = zip(self.planted, self.suggested, strict=True)
+        made = [(one, text) for one, text in pairs if one.error == "words" and one.listed]
+        suggested = [(one, text) for one, text in made if text is not None]
+        restored = sum(text.lower() == one.original.lower() for one, text in suggested)
         return (
-            f"Of {made.exchanged} test captions with words exchanged by rule, "
-            f"{made.exchanged - made.unchanged} were corrected (left unchanged: "
-            f"{100 * made.unchanged / made.exchanged:.0f} %); {made.right} of {made.changes} "
-            f"changes are right: precision {precision}. Of the same number of true captions, "
-            f"{made.needless} had a word changed."
+            f"Of the {len(made)} listed captions with exchanged words, {len(suggested)} got a "
+            f"suggested correction; {restored} of these restore the original caption."
         )
 
     def measure_rows(self) -> Sequence[Sequence[str]]:
@@ -162,7 +140,7 @@ class DemoResult(Report):
     def planted_rows(self) -> Sequence[Sequence[str]]:
         """A header and a row of text per planted caption."""
         names = {"swapped": "other image", "words": "words"}
-        header = ("found", "suspicion", "error", "image", "planted caption", "it was")
+        header = ("found", "suspicion", "error", "image", "planted caption", "it was", "suggested")
         return [header] + [
             (
                 "✓" if one.listed else "–",
@@ -171,238 +149,226 @@ class DemoResult(Report):
                 one.image,
                 one.text,
                 one.original,
+                text or "",
             )
-            for one in self.planted
+            for one, text in zip(self.planted, self.suggested, strict=True)
         ]
+
+
+R = TypeVar("R", ScenesResult, AuditResult)
 
 
 @dataclass
 class Demo:
-    """Settings and folders of a demo; ``corrector`` is None if none is trained.
+    """Settings and folders of a demo; ``config`` is that of the small model.
 
-    ``may_delete``: delete other runs in its folders instead of refusing them.
+    ``matcher`` and ``corrector`` are pretrained: names or folders. ``data`` are the options of the
+    test scenes. ``may_delete``: delete another run in the folder instead of refusing it.
     """
 
-    matcher: RunConfig
-    corrector: RunConfig | None
+    config: RunConfig
     folder: Path
     cache: Path
+    data: dict[str, Any]
+    matcher: str
+    corrector: str
     progress: Progress
     may_delete: bool = False
     signals: StopSignals = field(default_factory=StopSignals)
-    stage: int = 0
-    started: float = field(default_factory=time.monotonic)
 
     @property
     def audit_folder(self) -> Path:
         return beside(self.folder, "audit")
 
     @property
-    def corrector_folder(self) -> Path:
-        return beside(self.folder, "corrector")
+    def index_folder(self) -> Path:
+        return beside(self.folder, "index")
 
-    @property
-    def configs(self) -> dict[str, dict[str, Any]]:
-        """Settings that identify a finished demo."""
-        named = {"matcher": self.matcher, "corrector": self.corrector}
-        return {name: config.model_dump(mode="json") for name, config in named.items() if config}
+    @cached_property
+    def model(self) -> Model:
+        return load_model(resolve(self.matcher), "cpu").eval()
 
-    def finished(self) -> DemoResult | None:
-        """The result of an earlier demo with these settings; None if any part of it is missing."""
-        try:
-            result = DemoResult.from_json(read_text(self.audit_folder / RESULT))
-            if result.configs != {**result.configs, **self.configs}:
-                return None
-            resumed_config(self.folder, self.matcher)
-            load_model(self.folder, "cpu")
-            if "corrector" in result.configs:
-                load_model(self.corrector_folder, "cpu")
-        except (CounterfoilError, OSError, ValueError):
-            return None
-        audit = (self.audit_folder / name for name in ("index.html", "findings.jsonl"))
-        whole = all(path.is_file() for path in (self.folder / "report.html", *audit))
-        return result if whole else None
+    @cached_property
+    def correcting_model(self) -> Model:
+        return load_model(resolve(self.corrector), "cpu").eval()
 
-    def clear(self) -> None:
-        """Make room for new runs; a run with the same settings is kept and continued."""
-        _make_room(self.folder, self.matcher, self.may_delete)
-        if self.corrector is not None:
-            _make_room(self.corrector_folder, self.corrector, self.may_delete)
-
-    def make(self) -> DemoResult:
-        """Train, audit and report, continuing an interrupted demo."""
-        (self.audit_folder / RESULT).unlink(missing_ok=True)
-        run = self._train_matcher()
-        corrector = self._train_corrector(run.pairs)
-        assert run.report is not None and run.gallery is not None  # noqa: S101, PT018
-        split = run.pairs[run.report.split]
-        self._begin("planting wrong captions, auditing the test split", AUDIT_SECONDS * len(split))
-        truth = plant(split)
-        audit = self._audit(
-            run.model, truth, None if corrector is None else Corrector(corrector, split)
+    @cached_property
+    def split(self) -> Split:
+        """Test scenes with fragments: never trained on, whatever the number of scenes."""
+        pairs = load_pairs(
+            "scenes", options=self.data, cache_dir=self.cache, progress=self.progress
         )
+        features = (self.model.fragments_from or "segments", self.model.fragments_options)
+        return with_fragments(pairs, self.cache, *features, self.progress)["test"]
+
+    def clear(self, overwrite: bool) -> None:
+        """Make room for the small model's run, and write its config for the page to list.
+
+        A run with the same settings is kept and continued, unless ``overwrite``.
+        """
+        with locked_run(self.folder, ADVICE):
+            if overwrite:
+                for folder in (self.index_folder, self.audit_folder):
+                    (folder / RESULT).unlink(missing_ok=True)
+                if holds_a_run(self.folder):
+                    clear_run(self.folder)
+            _make_room(self.folder, self.config, self.may_delete)
+            if not (self.folder / "config.yaml").exists():
+                write_config(self.folder, self.config)
+
+    # --- the pretrained model ---
+
+    def test(self) -> ScenesResult:
+        """Retrieval of the pretrained model on the test scenes, and an index of them."""
+        settings = {"scenes": self.data, "matcher": model_digest(self.model)}
+        stored = _try_read(ScenesResult, self.index_folder / RESULT, settings)
+        if stored is not None and _try_open(self.index_folder, self.model):
+            return stored
+        split = self.split
+        scored = score_split(self.model, split, progress=self.progress)
+        report = report_scores([scored], split.name, captions=scored.captions(split))
+        gallery = example_searches(scored, seed=SEED)
         quoted = [f"“{text}”" for text in split.texts]
+        return ScenesResult(
+            settings=settings,
+            retrieval=report,
+            by_text=tuple(_example(one, quoted, split.ids) for one in gallery.text_to_image),
+            by_image=tuple(_example(one, split.ids, split.texts) for one in gallery.image_to_text),
+        )
+
+    def index(self, result: ScenesResult) -> None:
+        """Write the index that the page searches; its result file comes last."""
+        path = self.index_folder / RESULT
+        if _try_read(ScenesResult, path, result.settings) is not None:
+            return
+        SearchIndex.build(
+            self.index_folder,
+            self.model,
+            self.split,
+            first_stage="pooled",
+            overwrite=True,
+            progress=self.progress,
+        ).close()
+        write_atomically(path, result.to_json())
+
+    # --- the audit ---
+
+    @cached_property
+    def audit_settings(self) -> dict[str, Any]:
+        """What identifies the audit of this demo."""
+        models = {"matcher": self.model, "corrector": self.correcting_model}
+        return {"scenes": self.data, **{name: model_digest(one) for name, one in models.items()}}
+
+    def audited(self) -> AuditResult | None:
+        """The result of an earlier demo with these settings; None if any part of it is missing."""
+        result = _try_read(AuditResult, self.audit_folder / RESULT, self.audit_settings)
+        files = (self.audit_folder / name for name in (AUDIT_PAGE, LINES, SUMMARY))
+        return result if all(path.is_file() for path in files) else None
+
+    def discard_other_audit(self) -> None:
+        """Unless this demo was audited before, delete what marks an audit as complete."""
+        if self.audited() is None:
+            for name in (RESULT, SUMMARY):
+                (self.audit_folder / name).unlink(missing_ok=True)
+
+    def audit(self) -> AuditResult:
+        """Plant wrong captions, audit them with the pretrained model, and write the report."""
+        with locked_folder(self.audit_folder, "writing an audit there", ADVICE):
+            if (stored := self.audited()) is not None:
+                return stored
+            self.discard_other_audit()
+            result = self._audit()
+            write_atomically(self.audit_folder / RESULT, result.to_json())
+            return result
+
+    def _audit(self) -> AuditResult:
+        split = self.split.select(range(min(AUDITED_SCENES, len(self.split))))
+        truth = plant(split)
+        audit = self._list(truth, Corrector(self.correcting_model, split))
         planted = planted_captions(audit, truth, split)
         audit = replace(audit, findings=mark_planted(audit.findings, planted))
-        result = DemoResult(
-            configs=self.configs,
-            retrieval=run.report,
-            by_text=tuple(_example(one, quoted, split.ids) for one in run.gallery.text_to_image),
-            by_image=tuple(
-                _example(one, split.ids, split.texts) for one in run.gallery.image_to_text
-            ),
+        corrections = {
+            (one.image, one.caption): one.correction.text
+            for one in audit.findings
+            if one.correction
+        }
+        result = AuditResult(
+            settings=self.audit_settings,
             threshold=audit.threshold,
             measures=measure_audit(audit, truth),
             planted=tuple(planted),
-            corrections=None if corrector is None else self._measure(corrector, split),
+            suggested=tuple(corrections.get((one.image, one.caption)) for one in planted),
         )
-        self._report(run, audit, result)
+        about = {"run": self.matcher, "model": self.model.spec.name, "data": "scenes"}
+        title = f"scenes with planted errors, read by {Path(self.matcher).name}"
+        notes = [result.audit_sentence(), result.correction_sentence()]
+        write_audit(self.audit_folder, title, [audit], about, notes=notes)
         return result
 
-    def _begin(self, what: str, seconds: float) -> None:
-        """Announce the next stage and its expected duration."""
-        self.stage += 1
-        stages = 4 if self.corrector is None else 5
-        so_far = f", {_duration(time.monotonic() - self.started)} so far" if self.stage > 1 else ""
-        self.progress.say(
-            f"[{self.stage}/{stages}{so_far}] {what}: about {_duration(seconds)} on two cores"
-        )
-
-    def _train_matcher(self) -> FinishedRun:
-        images = int(self.matcher.data.options["images"])
-        what = f"drawing {images:,} scenes and extracting regions (cached in {self.cache})"
-        self._begin(what, DATA_SECONDS * images)
-        again = _goes_on(self.folder, self.matcher)
-        run = self._or_anew(self.folder, again, self._execute)
-        self._stop_if(run.result.interrupted)
-        return run
-
-    def _or_anew(self, folder: Path, again: bool, train: Callable[[bool], T]) -> T:
-        """Continue the run of a folder if ``again``; start over if it is damaged."""
-        stage = self.stage
-        try:
-            return train(again)
-        except (CheckpointError, DataError) as error:
-            if not again:
-                raise
-            self.progress.say(f"starting over: the existing run is damaged ({error})")
-        clear_run(folder)
-        self.stage = stage
-        return train(False)
-
-    def _execute(self, resume: bool) -> FinishedRun:
-        epochs, images = self.matcher.train.epochs, int(self.matcher.data.options["images"])
-
-        def training() -> None:
-            seconds = MATCHER_SECONDS * _steps(self.matcher)
-            self._begin(f"training NAAF for {epochs} epochs", seconds)
-            self.signals.listen()
-
-        def trained() -> None:
-            self.signals.stop_listening()
-            self._begin(
-                "evaluating the best epoch, writing the report", TEST_SECONDS * images // 10
-            )
-
-        return execute(
-            self.matcher,
-            self.folder,
-            self.cache,
-            resume=resume,
-            progress=self.progress,
-            should_stop=lambda: self.signals.stop_requested,
-            on_training=training,
-            on_trained=trained,
-        )
-
-    def _train_corrector(self, pairs: Pairs) -> Model | None:
-        """TAGS-DC on the same scenes, with its correction rule chosen on all of dev."""
-        config, folder = self.corrector, self.corrector_folder
-        if config is None:
-            return None
-        seconds = CORRECTOR_SECONDS * _steps(config)
-        self._begin("training a small TAGS-DC, which suggests corrections", seconds)
-        few = {
-            name: pairs[name].select(range(min(HELD_OUT_IMAGES, len(pairs[name]))))
-            for name in ("dev", "test")
-        }
-        dev, pairs = pairs["dev"], replace(pairs, splits={**pairs.splits, **few})
-        again = _goes_on(folder, config) and (folder / "last").exists()
-        self._stop_if(self._or_anew(folder, again, lambda resume: self._fit(config, pairs, resume)))
-        model = load_model(folder, "cpu")
-        model.correction_rule = save_rule(folder, model, dev, self.progress)
-        return model
-
-    def _measure(self, corrector: Model, split: Split) -> Corrections | None:
-        try:
-            report = measure_corrections(
-                corrector,
-                split,
-                rule_of(corrector),
-                captions=CORRECTED_CAPTIONS,
-                seed=SEED,
-                progress=self.progress,
-            )
-        except DataError:  # no caption of a tiny split has words to exchange
-            return None
-        return Corrections.of(report)
-
-    def _fit(self, config: RunConfig, pairs: Pairs, resume: bool) -> bool:
-        """Train the corrector; True if it was interrupted."""
-        folder, signals = self.corrector_folder, self.signals
-        if resume:
-            model = from_pretrained(folder / "last")
-        else:
-            model = new_model(config, pairs, self.progress)
-        trainer = Trainer(
-            model, pairs, config, folder, self.progress, lambda: signals.stop_requested
-        )
-        signals.listen()
-        interrupted = trainer.run(resume).interrupted
-        if not interrupted:
-            signals.stop_listening()
-        return interrupted
-
-    def _audit(self, model: Model, truth: Corrupted, corrector: Corrector | None) -> Audit:
+    def _list(self, truth: Corrupted, corrector: Corrector) -> Audit:
         """List captions above `THRESHOLD` or, if there are none, as many as were planted."""
         audit = audit_split(
-            model, truth.split, threshold=THRESHOLD, corrector=corrector, progress=self.progress
+            self.model,
+            truth.split,
+            threshold=THRESHOLD,
+            corrector=corrector,
+            progress=self.progress,
         )
-        if any(finding.kind == "mismatch" for finding in audit.findings):
+        if audit.listed:
             return audit
         self.progress.say("no caption reaches the threshold; listing the most suspicious ones")
         ranked = np.sort(audit.suspicion[~np.isnan(audit.suspicion)])
         lowest = float(ranked[-min(len(ranked), max(1, int(truth.labels.sum())))])
         return audit_split(
-            model, truth.split, threshold=lowest, corrector=corrector, progress=self.progress
+            self.model, truth.split, threshold=lowest, corrector=corrector, progress=self.progress
         )
 
-    def _stop_if(self, interrupted: bool) -> None:
-        if interrupted:
+    # --- the small model ---
+
+    def train(self) -> RetrievalReport:
+        """Train the small model from nothing and test it, continuing an interrupted run."""
+        if (stored := self.trained()) is not None:
+            return stored
+        again = _goes_on(self.folder, self.config)
+        try:
+            return self._execute(again)
+        except (CheckpointError, DataError) as error:
+            if not again:
+                raise
+            self.progress.say(f"starting over: the existing run is damaged ({error})")
+        clear_run(self.folder)
+        return self._execute(False)
+
+    def trained(self) -> RetrievalReport | None:
+        """The result of an earlier demo with these settings; None if any part of it is missing."""
+        try:
+            resumed_config(self.folder, self.config)
+            if not is_finished(self.folder) or not (self.folder / "report.html").is_file():
+                return None
+            load_model(self.folder, "cpu")
+            return RetrievalReport.from_json(read_text(self.folder / "results.json"))
+        except (CounterfoilError, OSError, ValueError):
+            return None
+
+    def _execute(self, resume: bool) -> RetrievalReport:
+        run = execute(
+            self.config,
+            self.folder,
+            self.cache,
+            resume=resume,
+            progress=self.progress,
+            should_stop=lambda: self.signals.stop_requested,
+            on_training=self.signals.listen,
+            on_trained=self.signals.stop_listening,
+        )
+        if run.report is None:
             self.progress.say(INTERRUPTED_NOTE)
             raise typer.Exit(self.signals.exit_code)
-
-    def _report(self, run: FinishedRun, audit: Audit, result: DemoResult) -> None:
-        """Write the audit, add it to the run's report, and last the file that marks it finished."""
-        assert run.report is not None and run.gallery is not None  # noqa: S101, PT018
-        sentences = [result.audit_sentence(), result.correction_sentence()]
-        about = {"run": str(self.folder), "model": run.model.spec.name, "data": run.pairs.name}
-        title = f"{run.pairs.name} with planted errors, read by {self.folder.name}"
-        write_audit(self.audit_folder, title, [audit], about, notes=sentences)
-        sections = [
-            Section("Audit", sentences[:1], result.measure_rows()),
-            Section("Planted captions", [], result.planted_rows()),
-            Section("Corrections", sentences[1:]),
-        ]
-        split = run.pairs[run.report.split]
-        config = load_config(self.folder / "config.yaml")
-        page = (run.report, split, run.gallery, run.notes, sections)
-        write_report(self.folder, config, *page, png=False)  # the plots exist already
-        write_atomically(self.audit_folder / RESULT, result.to_json())
+        return run.report
 
 
 def beside(run: Path, what: str) -> Path:
-    """Folder of the audit or the corrector of a demo."""
+    """Folder of the audit or the index of a demo."""
     return run.parent / f"{run.name}-{what}"
 
 
@@ -411,6 +377,24 @@ def plant(split: Split) -> Corrupted:
     captions = len(split.texts)
     share = min(PLANTED_CAPTIONS, captions // 10) / max(1, captions)
     return corrupt(split, share, share, SEED)
+
+
+def _try_read(kind: type[R], path: Path, settings: dict[str, Any]) -> R | None:
+    """A stored result; None if there is none, or one of other settings."""
+    try:
+        result = kind.from_json(read_text(path))
+    except (CounterfoilError, OSError, ValueError):
+        return None
+    return result if result.settings == settings else None
+
+
+def _try_open(folder: Path, model: Model) -> bool:
+    """Whether a folder has an index of the model."""
+    try:
+        SearchIndex.open(folder, model=model).close()
+    except (CounterfoilError, OSError, ValueError):
+        return False
+    return True
 
 
 def _goes_on(folder: Path, config: RunConfig) -> bool:
@@ -435,13 +419,3 @@ def _make_room(folder: Path, config: RunConfig, may_delete: bool) -> None:
 def _example(search: Search, queries: Sequence[str], items: Sequence[str]) -> Example:
     hits = tuple((hit.right, hit.score, items[hit.index]) for hit in search.hits)
     return Example(query=queries[search.query], hits=hits)
-
-
-def _steps(config: RunConfig) -> int:
-    """Training steps of a run on scenes: 80 % of the images, five captions each."""
-    pairs = 4 * int(config.data.options["images"])
-    return config.train.epochs * (pairs // config.train.batch_size)
-
-
-def _duration(seconds: float) -> str:
-    return f"{max(1, round(seconds))} s" if seconds < 100 else f"{seconds / 60:.0f} min"

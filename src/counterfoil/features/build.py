@@ -159,7 +159,7 @@ def _with_name(pairs: Pairs, name: str, images: bool) -> Pairs:
 
 def is_photo_folder(path: Path) -> bool:
     """Whether a folder, or one below it, has a file with the suffix of an image."""
-    return path.is_dir() and any(_is_photo(name) for _, _, names in os.walk(path) for name in names)
+    return path.is_dir() and any(is_photo(name) for _, _, names in os.walk(path) for name in names)
 
 
 def read_photos(folder: Path, split: str = "all") -> Pairs:
@@ -168,7 +168,7 @@ def read_photos(folder: Path, split: str = "all") -> Pairs:
         (Path(parent) / name).relative_to(folder).as_posix()
         for parent, _, names in os.walk(folder)
         for name in names
-        if _is_photo(name)
+        if is_photo(name)
     )
     if not ids:
         raise DataError(f"{folder}: no images (looked for {', '.join(sorted(TYPES))})")
@@ -176,5 +176,6 @@ def read_photos(folder: Path, split: str = "all") -> Pairs:
     return Pairs(folder.resolve().name, {split: Split(split, ids, [[] for _ in ids], pixels)})
 
 
-def _is_photo(name: str) -> bool:
+def is_photo(name: str) -> bool:
+    """Whether a file name has the suffix of an image, and is not hidden."""
     return not name.startswith(".") and Path(name).suffix.lower() in TYPES

@@ -1,7 +1,7 @@
 // Findings of an audit: what is wrong, and what should stand there; near-duplicates apart.
 
-import { about, get } from "./api.js";
-import { h, image, link, say, signed, strip } from "./dom.js";
+import { get } from "./api.js";
+import { failure, h, image, link, say, signed, strip } from "./dom.js";
 import { review } from "./review.js";
 
 const PAGE = 20;
@@ -15,7 +15,9 @@ const HINTS = {
 const PLANTED = { swapped: "caption of another image", words: "words exchanged" };
 
 export async function auditView(place, params) {
-  const facts = await about();
+  const facts = await get("/api/about"); // not the stored answer: an audit may be complete by now
+  if (facts.audit_awaited) return awaitAudit(place, params);
+  if (facts.audit_problem) throw new Error(`The audit could not be made: ${facts.audit_problem}`);
   if (!facts.audit) {
     place.append(h("h1", {}, "Audit"), h("p", { class: "empty" },
       "No audit is shown yet. Write one with ", h("code", {}, "counterfoil audit RUN PAIRS --out report"),
@@ -73,6 +75,24 @@ export async function auditView(place, params) {
     page.findings.length ? list : h("p", { class: "empty" }, isReview ? empty : "There are none."), more);
   say(`${page.total} findings`);
   return reviewing?.close;
+}
+
+// The audit is still being made: look again until it is there, or until the view is left.
+function awaitAudit(place, params) {
+  place.append(h("h1", {}, "Audit"), h("p", { class: "empty", role: "status" },
+    "The audit is being made. Its findings appear here as soon as it is complete."));
+  let left = false;
+  let close = null;
+  const look = async () => {
+    const facts = await get("/api/about").catch(() => null);
+    if (left) return;
+    if (!facts || facts.audit_awaited) return void setTimeout(look, 1000);
+    place.replaceChildren();
+    close = await auditView(place, params).catch((error) => place.append(failure(error)));
+    if (left) close?.();
+  };
+  setTimeout(look, 1000);
+  return () => { left = true; close?.(); };
 }
 
 const opened = (found, text) => link("match", { image: found.image_names[found.image], text });
