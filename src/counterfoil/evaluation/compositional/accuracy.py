@@ -93,7 +93,7 @@ def from_outcomes(outcomes: Sequence[Sequence[bool]]) -> dict[str, Metric]:
     """Text, image and group score of (caption for image 0, 1; image for caption 0, 1)."""
     table = np.array(outcomes, dtype=bool)
     parts = {"text": table[:, :2], "image": table[:, 2:], "group": table}
-    return {name: _mean(part.all(axis=1).tolist()) for name, part in parts.items()}
+    return {name: _mean([bool(row.all()) for row in part]) for name, part in parts.items()}
 
 
 def chance(names: Sequence[str], items: Sequence[Item]) -> dict[str, float]:
