@@ -22,7 +22,7 @@ CAPTIONS = 5
 MAX_FAMILIES_PER_ITEM = 100
 # The splits of the data set "scenes" have the numbers 0 to 2, so these scenes are in none of them.
 _BENCHMARK, _OTHER = 3, 4
-_OTHER_FAMILIES = 1000
+_OTHER_FAMILIES = 500
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -33,6 +34,7 @@ from counterfoil.models.model import Model
 
 ITEM_BATCH = 32
 CACHED_IMAGES = 256
+USUAL_ENDINGS = (".jpg", ".png", ".jpeg", ".webp")
 
 Box = tuple[float, float, float, float]
 ImageKey = tuple[str, Box | None]
@@ -64,7 +66,9 @@ class ImageStore:
         """The image of that name, also with another ending; None if there is none."""
         log = ProblemLog()
         if self.folder is not None:
-            image = self.folder.find([name], f"image '{name}'", log)
+            stem = re.sub(r"\.(jpe?g|png|webp)$", "", name, flags=re.IGNORECASE)
+            names = [name, *(stem + ending for ending in USUAL_ENDINGS)]
+            image = self.folder.find(names, f"image '{name}'", log)
             log.refuse_fatal()
             if not isinstance(image, MissingImage):
                 return image
