@@ -134,7 +134,16 @@ class BenchmarkReport(Report):
 
 
 def _metrics(subsets: Iterable[SubsetReport]) -> list[str]:
-    return list(dict.fromkeys(m for s in subsets for values in s.values.values() for m in values))
+    """The metrics that at least one scorer has a value for."""
+    return list(
+        dict.fromkeys(
+            metric
+            for subset in subsets
+            for name, values in subset.values.items()
+            for metric, value in values.items()
+            if name != CHANCE and not math.isnan(value.value)
+        )
+    )
 
 
 def _one_file(subset: SubsetReport) -> list[tuple[str, ...]]:
