@@ -11,9 +11,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from counterfoil.core import zoo
 from counterfoil.core.config import ModelConfig, RunConfig, build_config, merge
 from counterfoil.core.distributed import on_first_process
-from counterfoil.core.errors import ArgumentError, CheckpointError, ConfigError
+from counterfoil.core.errors import ArgumentError, CheckpointError, ConfigError, nearest
 from counterfoil.core.progress import Progress, as_progress
 from counterfoil.core.registry import short_repr
 from counterfoil.core.storage.atomic import DEFAULT_CACHE
@@ -61,6 +62,7 @@ __all__ = [
     "list_matchers",
     "list_models",
     "list_objectives",
+    "list_pretrained",
     "load",
     "load_pairs",
     "open_index",
@@ -108,15 +110,26 @@ def list_matchers(pattern: str = "*") -> list[str]:
     return matchers.names(pattern)
 
 
-def load(source: str | Path, *, device: str = "auto") -> Model:
-    """A trained model: a run (its best checkpoint), a saved model, or a CLIP or SigLIP.
+def list_pretrained(pattern: str = "*") -> list[str]:
+    """Names of pretrained models that `load` takes.
 
-    The latter is a folder that `transformers` wrote, or a hub's name such as
+    >>> list_pretrained("scenes-*")
+    ['scenes-naaf', 'scenes-corrector']
+    """
+    return zoo.names(pattern)
+
+
+def load(source: str | Path, *, device: str = "auto") -> Model:
+    """A trained model: a run (its best checkpoint), a saved model, or a pretrained one by name.
+
+    `list_pretrained` lists the names, such as ``"scenes-naaf"``; a folder of that name comes first.
+    A CLIP or SigLIP is a folder that `transformers` wrote, or a hub's name such as
     ``"openai/clip-vit-base-patch32"``, and needs the extra ``hf``.
     """
     folder = Path(source)
-    if folder.is_dir() and not is_transformers_folder(folder):
-        return load_model(folder, device)
+    is_name = zoo.is_pretrained(source)
+    if is_name or (folder.is_dir() and not is_transformers_folder(folder)):
+        return load_model(source, device)
     # a name below a folder that exists is a mistyped path: the hub is not asked for it
     on_hub = re.fullmatch(r"[\w.-]+/[\w.-]+", str(source)) and not folder.parent.is_dir()
     if folder.is_dir() or on_hub:
@@ -128,8 +141,9 @@ def load(source: str | Path, *, device: str = "auto") -> Model:
             tried = f"tried as a folder (there is none) and as a name on the hub: {error}"
             raise CheckpointError(f"{source}: {tried}") from None
     raise CheckpointError(
-        f"{source}: no such folder, and not a name on the hub (owner/name); expected a run "
-        "(with best/), a saved model (with config.json), or a CLIP or SigLIP"
+        f"{source}: no such folder, not a pretrained model ({', '.join(zoo.names())}), and not a "
+        f"name on the hub (owner/name){nearest(str(source), zoo.names())}; expected a run (with "
+        "best/), a saved model (with config.json), or a CLIP or SigLIP"
     )
 
 

@@ -16,10 +16,10 @@ from counterfoil.core.errors import (
     DataError,
     MissingExtraError,
 )
+from counterfoil.core.storage.checksums import check_sums
 from counterfoil.data.batches.collate import pad_fragments, pad_texts
 from counterfoil.models import models
 from counterfoil.models.export import DESCRIPTION, OnnxMatcher, export_model
-from counterfoil.models.store import check_sums
 from tests.conftest import thinned
 from tests.models.test_models import FEATURE_MODELS, make, tiny_bert  # noqa: F401
 

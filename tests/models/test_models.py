@@ -10,12 +10,12 @@ import torch
 
 from counterfoil.core.config import build_config
 from counterfoil.core.errors import ArgumentError, CheckpointError, ConfigError, DataError
+from counterfoil.core.storage.checksums import write_sums
 from counterfoil.data.batches.collate import Collate
 from counterfoil.data.batches.dataset import Augmentation, CaptionItems
 from counterfoil.data.fragments import Fragments
 from counterfoil.models import create_model, from_pretrained, models, save_pretrained
 from counterfoil.models.catalogue import reads_pixels
-from counterfoil.models.store import write_sums
 from counterfoil.objectives import create_objective, objectives
 from counterfoil.training.step import TrainingStep
 from tests.conftest import thinned

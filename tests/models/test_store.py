@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import load_file, save_file
 
 import counterfoil as cf
+from counterfoil.core import zoo
 from counterfoil.core.errors import CheckpointError
+from counterfoil.core.storage.checksums import SUMS, check_sums, write_sums
+from counterfoil.features.efficientnet import has_weights
 from counterfoil.models import from_pretrained, save_pretrained
-from counterfoil.models.store import SUMS, WEIGHTS, check_sums, write_sums
+from counterfoil.models.store import WEIGHTS
+from counterfoil.scoring.encode import score_split
 
 
 @pytest.fixture
@@ -168,3 +174,49 @@ def test_a_fifo_in_a_saved_model_is_refused_and_not_waited_for(saved, name) -> N
     os.mkfifo(saved / name)
     with pytest.raises(CheckpointError, match="not a regular file but a FIFO"):
         from_pretrained(saved)
+
+
+def test_half_precision_halves_the_file_and_is_single_precision_once_loaded(
+    concepts, tmp_path
+) -> None:
+    model = cf.create("naaf", concepts, embed_size=32)
+    save_pretrained(model, tmp_path / "whole")
+    save_pretrained(model, tmp_path / "half", half=True, card="# A card")
+    sizes = [(tmp_path / name / WEIGHTS).stat().st_size for name in ("whole", "half")]
+    assert 0.45 < sizes[1] / sizes[0] < 0.6
+    assert (tmp_path / "half" / "README.md").read_text() == "# A card"
+    loaded = cf.load(tmp_path / "half", device="cpu")
+    assert {value.dtype for value in loaded.parameters()} == {torch.float32}
+    split = concepts.test
+    exact = score_split(model.eval(), split).scores
+    rounded = score_split(loaded, split).scores
+    assert 0 < float((exact - rounded).abs().max()) < 0.01  # of scores within -1…1
+
+
+def test_a_weight_that_half_precision_cannot_hold_is_refused_by_name(concepts, tmp_path) -> None:
+    model = cf.create("vse-fc", concepts, embed_size=8)
+    with torch.no_grad():
+        model.image_encoder.fc.weight[0, 0] = 1e6
+    with pytest.raises(CheckpointError, match=r"image_encoder\.fc\.weight.*above 65504"):
+        save_pretrained(model, tmp_path / "m", half=True)
+    assert not (tmp_path / "m").exists()
+    save_pretrained(model, tmp_path / "m")
+
+
+@pytest.mark.parametrize("name", zoo.names())
+def test_a_shipped_model_loads_by_name_and_scores(name, tmp_path, monkeypatch) -> None:
+    if zoo.entries()[name].extra == "vision" and not has_weights(2):
+        pytest.skip("needs the weights of EfficientNet-Lite2")
+    monkeypatch.chdir(tmp_path)
+    model = cf.load(name, device="cpu")
+    assert model.yardstick is not None
+    assert model.fragments_from is not None
+    photo = Image.new("RGB", (200, 150), "white")
+    photo.paste((200, 30, 30), (40, 40, 120, 120))
+    texts = ["a red car", "a dog in the grass near a tree"]
+    scores = model.score([photo], texts)
+    assert scores.shape == (1, 2)
+    assert torch.isfinite(scores).all()
+    config = (zoo.FOLDER / name / "config.json").read_text()
+    assert not re.search(r'"(/|~|[A-Z]:)', config), "a path of the machine that trained it"
+    assert torch.equal(from_pretrained(name).score([photo], texts), scores)

@@ -7,7 +7,14 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from counterfoil.core.errors import CheckpointError, TrainingError
-from counterfoil.models.store import STATE, STATE_SUM, WEIGHTS, check_sum, check_sums, write_sums
+from counterfoil.core.storage.checksums import (
+    STATE,
+    STATE_SUM,
+    check_sum,
+    check_sums,
+    write_sums,
+)
+from counterfoil.models.store import WEIGHTS
 from counterfoil.training import checkpoint
 from counterfoil.training.checkpoint import Checkpoints, Position
 from tests.data.hostile import BOMBS, forged_pointer

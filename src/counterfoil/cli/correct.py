@@ -24,7 +24,12 @@ Rule = tuple[float | None, float | None, int | None]
 
 
 def correct(
-    run: Annotated[Path, typer.Argument(help="Run or saved model, trained with tags-dc.")],
+    run: Annotated[
+        Path,
+        typer.Argument(
+            callback=opt.find_models, help="Run or saved model, trained with tags-dc, or its name."
+        ),
+    ],
     image: Annotated[
         str | None, typer.Argument(help="Image file, or the id of an image in the data set.")
     ] = None,

@@ -29,7 +29,11 @@ if TYPE_CHECKING:
 def evaluate(
     runs: Annotated[
         list[Path],
-        typer.Argument(help="Run or model folders. The scores of several are averaged (ensemble)."),
+        typer.Argument(
+            callback=opt.find_models,
+            help="Runs, model folders or pretrained models. The scores of several are averaged "
+            "(ensemble).",
+        ),
     ],
     data: Annotated[
         str | None,
@@ -88,6 +92,7 @@ def evaluate(
         Path | None,
         typer.Option(
             "--retriever",
+            callback=opt.find_models,
             metavar="RUN",
             help="Fast run that finds a shortlist per query; only its pairs are scored.",
         ),

@@ -12,6 +12,7 @@ import counterfoil.cli.options as opt
 from counterfoil.cli.inputs import DataChoice, check_inputs
 from counterfoil.cli.output import print_json, print_line, print_table, progress
 from counterfoil.core.errors import ConfigError
+from counterfoil.core.zoo import is_pretrained, resolve
 
 if TYPE_CHECKING:
     from counterfoil.core.progress import Progress
@@ -93,7 +94,7 @@ def evaluate_foils(
     fluency = _fluency(lm, model, bars)
     reports = []
     for name in foils or ["rules"]:
-        source = str(run) if name == OWN else name
+        source = str(run if name == OWN else resolve(name) if is_pretrained(name) else name)
         by_run = not is_rules(source) and Path(source).is_dir()
         theirs = data_choice.read(Path(source))[split] if by_run else pairs
         if list(theirs.ids) != list(pairs.ids) or theirs.texts != pairs.texts:

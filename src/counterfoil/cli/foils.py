@@ -13,6 +13,7 @@ import counterfoil.cli.options as opt
 from counterfoil.cli.inputs import DataChoice
 from counterfoil.cli.output import print_json, print_line, print_table
 from counterfoil.core.errors import ConfigError
+from counterfoil.core.zoo import is_pretrained, resolve
 from counterfoil.data.text.words import check_sentence
 
 if TYPE_CHECKING:
@@ -150,7 +151,7 @@ class _Request:
 
 
 def _parse(words: list[str], method: Method | None, data: str | None, out: Path | None) -> _Request:
-    run = Path(words[0]) if words and _is_model(Path(words[0])) else None
+    run = _find_run(words[0]) if words else None
     rest = words[1:] if run is not None else words
     method = method or ("model" if run is not None else "rules")
     if method == "model" and run is None:
@@ -174,6 +175,12 @@ def _parse(words: list[str], method: Method | None, data: str | None, out: Path 
     if run is None and data is None:
         raise ConfigError("no captions: name a data set with --data, or a run")
     return _Request(method, run)
+
+
+def _find_run(word: str) -> Path | None:
+    """The folder of a run, a saved model or a pretrained one; None for a caption."""
+    folder = resolve(word) if is_pretrained(word) else Path(word)
+    return folder if _is_model(folder) else None
 
 
 def _is_model(folder: Path) -> bool:

@@ -24,7 +24,10 @@ guide_app = typer.Typer(
 def build(
     runs: Annotated[
         list[Path],
-        typer.Argument(help="Teachers: runs trained on the same data. Scores are averaged."),
+        typer.Argument(
+            callback=opt.find_models,
+            help="Teachers: runs trained on the same data. Scores are averaged.",
+        ),
     ],
     out: Annotated[Path, typer.Option("--out", "-o", help="Guide folder to write.")],
     form: Annotated[

@@ -12,6 +12,8 @@ from typer.core import TyperGroup
 import counterfoil.cli.options as opt
 from counterfoil.cli.inputs import DataChoice, check_index, check_inputs, open_index, parse_options
 from counterfoil.cli.output import print_json, print_line, print_table, progress
+from counterfoil.core.errors import ConfigError
+from counterfoil.core.zoo import is_read_only
 
 if TYPE_CHECKING:
     from counterfoil.core.progress import Progress
@@ -86,6 +88,7 @@ def build(
         Path | None,
         typer.Option(
             "--retriever",
+            callback=opt.find_models,
             help="Run whose vectors find the shortlist instead, e.g. for a cross-encoder. It must "
             "be a model that compares one vector per item.",
         ),
@@ -121,6 +124,8 @@ def build(
         --out index
     """
     check_inputs([run, retriever], pairs, format)
+    if out is None and is_read_only(run):
+        raise ConfigError(f"{run.name}: a pretrained model; name the folder to write with --out")
     from counterfoil.search import SearchIndex
     from counterfoil.training.run_folder import load_model
 

@@ -34,10 +34,18 @@ FROM_0 = between(0.0, sys.float_info.max)
 ABOVE_0 = between(0.0, sys.float_info.max, above=True)
 ABOVE_0_TO_1 = between(0.0, 1.0, above=True)
 
-Run = Annotated[
-    Path,
-    typer.Argument(help="Run folder (its best checkpoint is used), or folder of a saved model."),
-]
+
+def find_models(context: typer.Context, value: Any) -> Any:
+    """Check of an argument that names models: the folder of each, or of a pretrained model."""
+    if value is None or context.resilient_parsing:
+        return value
+    from counterfoil.core.zoo import resolve
+
+    return [resolve(one) for one in value] if isinstance(value, list) else resolve(value)
+
+
+RUN_HELP = "Run folder (its best checkpoint is used), folder of a saved model, or pretrained model."
+Run = Annotated[Path, typer.Argument(callback=find_models, help=RUN_HELP)]
 Image = Annotated[str, typer.Argument(help="Image file, or the id of an image in the data set.")]
 Sentence = Annotated[str, typer.Argument(help="Sentence about the image, in quotes.")]
 Pairs = Annotated[
@@ -111,7 +119,11 @@ ShortlistSize = Annotated[
 ]
 Corrector = Annotated[
     Path | None,
-    typer.Option("--corrector", help="Run trained with tags-dc that suggests corrections."),
+    typer.Option(
+        "--corrector",
+        callback=find_models,
+        help="Run trained with tags-dc that suggests corrections, or scenes-corrector.",
+    ),
 ]
 Masks = Annotated[
     int,

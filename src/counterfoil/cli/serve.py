@@ -28,7 +28,12 @@ def _limit(least: float, help: str) -> Any:
 
 def serve(
     folder: Annotated[
-        Path, typer.Argument(metavar="RUN|INDEX", help="Run, saved model or index folder.")
+        Path,
+        typer.Argument(
+            metavar="RUN|INDEX",
+            callback=opt.find_models,
+            help="Run, saved model or index folder, or a pretrained model.",
+        ),
     ],
     corrector: opt.Corrector = None,
     index: Annotated[

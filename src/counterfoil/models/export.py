@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from counterfoil.core.errors import CheckpointError, ConfigError, MissingExtraError
+from counterfoil.core.storage.checksums import write_sums
 from counterfoil.core.storage.reading import read_text
 from counterfoil.core.tensors.modes import eval_mode, exporting
 from counterfoil.data.batches.collate import ImageBatch, TextBatch, pad_fragments, pad_texts
@@ -37,7 +38,6 @@ from counterfoil.encoders.encoded import Encoded
 from counterfoil.matchers.cross_encoder import CrossEncoder
 from counterfoil.models.catalogue import reads_pixels
 from counterfoil.models.model import ImageLike, ImageReader, Model, as_list, read_texts
-from counterfoil.models.store import write_sums
 
 DESCRIPTION = "export.json"
 FORMAT = 1

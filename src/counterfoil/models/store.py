@@ -10,9 +10,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import re
 import reprlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -22,9 +21,11 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import nn
 
+from counterfoil.core import zoo
 from counterfoil.core.config import MODEL_CONFIG
 from counterfoil.core.errors import ArgumentError, CheckpointError, DataError, MissingExtraError
 from counterfoil.core.storage.atomic import atomic_folder, scratch_folder
+from counterfoil.core.storage.checksums import SUMS, check_sum, check_sums, read_sums, write_sums
 from counterfoil.core.storage.reading import open_regular, read_text
 from counterfoil.core.tensors.device import MemoryGuard
 from counterfoil.data.text.tokenizers import HuggingFaceText, load_text_processor
@@ -38,115 +39,21 @@ from counterfoil.models.correction_rule import CorrectionRule
 from counterfoil.models.match import YARDSTICK, load_yardstick
 from counterfoil.models.model import Model
 
-SUMS = "SHA256SUMS"
-STATE, STATE_SUM = "training_state.pt", "training_state.sha256"
-"""Training state of a run beside the model, and its checksum; not in `SHA256SUMS`."""
-
-SUMS_BYTES = 1 << 20
-
 FORMAT = 1
+CARD = zoo.CARD
 WEIGHTS, CONFIG = "model.safetensors", MODEL_CONFIG
 CONFIG_BYTES = 1 << 20
 LANGUAGE_MODEL, VISION_MODEL = "language_model", "vision_model"
 
 
-def write_sums(folder: Path, names: Iterable[str] | None = None, sums: str = SUMS) -> None:
-    """Write the checksums of the named files of a folder, or of all its files."""
-    if names is None:
-        files = (path for path in folder.rglob("*") if path.is_file() and path != folder / sums)
-        names = [path.relative_to(folder).as_posix() for path in files]
-    lines = [f"{digest_of(folder / name)}  {name}\n" for name in sorted(names)]
-    (folder / sums).write_text("".join(lines), encoding="utf-8")
-
-
-def check_sums(folder: Path, without: Iterable[str] = (), sums: str = SUMS) -> None:
-    """Verify the listed files, except those ``without``; refuse files that are not listed."""
-    listed = _read_sums(folder / sums)
-    for name in _names_in(folder, listed):
-        if name not in listed and name not in (sums, STATE, STATE_SUM):
-            raise CheckpointError(
-                f"{folder / name}: not in {sums}, so it was not saved with this model; remove it, "
-                "or save the model again"
-            )
-    for name, expected in listed.items():
-        if not (folder / name).exists():
-            raise _incomplete(folder / name)
-        if name not in without:
-            _check(folder / name, expected)
-
-
-def _names_in(folder: Path, listed: Iterable[str]) -> Iterator[str]:
-    """Files of a folder, and subfolders that are links or hold no listed file."""
-    parents = {parent.as_posix() for name in listed for parent in Path(name).parents}
-    for root, folders, files in os.walk(folder):
-        paths = [Path(root, name) for name in folders]
-        unlisted = [p for p in paths if p.is_symlink() or _name(p, folder) not in parents]
-        yield from (_name(path, folder) for path in (*unlisted, *(Path(root, f) for f in files)))
-
-
-def _name(path: Path, folder: Path) -> str:
-    return path.relative_to(folder).as_posix()
-
-
-def check_sum(folder: Path, name: str, sums: str = SUMS) -> None:
-    """Verify one file, which must be listed."""
-    listed = _read_sums(folder / sums)
-    if name not in listed:
-        raise CheckpointError(f"{folder / sums}: damaged (it has no checksum of {name})")
-    _check(folder / name, listed[name])
-
-
-def digest_of(path: Path) -> str:
-    digest, buffer = hashlib.sha256(), bytearray(1 << 20)
-    with open_regular(path) as file:
-        while count := file.readinto(buffer):  # type: ignore[attr-defined]
-            digest.update(memoryview(buffer)[:count])
-    return digest.hexdigest()
-
-
-def _check(path: Path, expected: str) -> None:
-    try:
-        actual = digest_of(path)
-    except FileNotFoundError:
-        raise _incomplete(path) from None
-    except OSError as error:
-        raise CheckpointError(f"{path}: cannot be read ({error.strerror})") from None
-    if actual != expected:
-        raise CheckpointError(
-            f"{path}: damaged or changed since it was saved (its SHA-256 is {actual[:16]}…, "
-            f"expected {expected[:16]}…); copy it again, or save it again where it was made"
-        )
-
-
-def _incomplete(path: Path) -> CheckpointError:
-    return CheckpointError(f"{path}: no such file: an incomplete model folder; copy it again")
-
-
-def _read_sums(path: Path) -> dict[str, str]:
-    try:
-        lines = read_text(path, SUMS_BYTES).splitlines()
-    except FileNotFoundError:
-        raise CheckpointError(
-            f"{path.parent}: no {path.name}: an incomplete model folder, or one saved before "
-            "checksums were; save or train it again"
-        ) from None
-    except OSError as error:
-        raise CheckpointError(f"{path}: cannot be read ({error.strerror})") from None
-    except UnicodeDecodeError as error:
-        raise CheckpointError(f"{path}: damaged ({error})") from None
-    sums = {}
-    for line in lines:
-        parts = re.fullmatch(r"([0-9a-f]{64})  (.+)", line)
-        if parts is None or Path(parts[2]).is_absolute() or ".." in Path(parts[2]).parts:
-            raise CheckpointError(f"{path}: damaged (expected lines of a sum and a file's name)")
-        sums[parts[2]] = parts[1]
-    return sums
-
-
-def save_pretrained(model: Model, folder: str | Path) -> None:
+def save_pretrained(
+    model: Model, folder: str | Path, *, half: bool = False, card: str | None = None
+) -> None:
     """Write a model; the folder appears complete or not at all.
 
-    A saved model that is there is replaced. A folder with anything else in it is refused.
+    A saved model that is there is replaced. A folder with anything else in it is refused. With
+    ``half``, weights are stored as float16, in half the space; a loaded model computes in float32
+    again, with scores that differ slightly. ``card`` is the text of a README.md to go with it.
     """
     folder = Path(folder)
     if folder.exists() and not _is_replaceable(folder):
@@ -154,7 +61,9 @@ def save_pretrained(model: Model, folder: str | Path) -> None:
             f"{folder}: not empty and not a saved model; choose another folder to save to"
         )
     with atomic_folder(folder) as new:
-        write_model(model, new)
+        if card is not None:
+            (new / CARD).write_text(card, encoding="utf-8")
+        write_model(model, new, half)
 
 
 def _is_replaceable(folder: Path) -> bool:
@@ -164,17 +73,17 @@ def _is_replaceable(folder: Path) -> bool:
         return True
     if not {CONFIG, SUMS} <= names:
         return False
-    listed = {Path(name).parts[0] for name in _read_sums(folder / SUMS)}
+    listed = {Path(name).parts[0] for name in read_sums(folder / SUMS)}
     return names <= listed | {SUMS}
 
 
-def write_model(model: Model, folder: Path) -> None:
+def write_model(model: Model, folder: Path, half: bool = False) -> None:
     """Write a model's files into a new folder, their checksums last."""
-    write_files(model, folder)
+    write_files(model, folder, half)
     write_sums(folder)
 
 
-def write_files(model: Model, folder: Path) -> None:
+def write_files(model: Model, folder: Path, half: bool = False) -> None:
     """Write a model's files without their checksums."""
     image_encoder = first_member(model.image_encoder)
     text_encoder = first_member(model.text_encoder)
@@ -200,10 +109,25 @@ def write_files(model: Model, folder: Path) -> None:
     if isinstance(image_encoder, DualImageEncoder):
         image_encoder.tower.save(folder / VISION_MODEL)
     weights = {key: value.detach().cpu().contiguous() for key, value in model.state_dict().items()}
+    if half:
+        weights = {key: _to_half(key, value) for key, value in weights.items()}
     try:
         save_file(weights, folder / WEIGHTS)
     except SafetensorError as error:  # such as a full disk
         raise CheckpointError(f"{folder / WEIGHTS}: could not be written ({error})") from None
+
+
+def _to_half(name: str, weight: torch.Tensor) -> torch.Tensor:
+    """A weight as float16; integers and other precisions stay as they are."""
+    if weight.dtype != torch.float32:
+        return weight
+    small = weight.half()
+    if not torch.isfinite(small).all():
+        raise CheckpointError(
+            f"the weight '{name}' holds numbers above {torch.finfo(torch.float16).max:g}, which "
+            "half precision cannot store; save the model without half=True"
+        )
+    return small
 
 
 def _portable_spec(model: Model) -> dict[str, Any]:
@@ -234,8 +158,8 @@ def first_member(part: nn.Module) -> nn.Module:
 
 
 def from_pretrained(folder: str | Path) -> Model:
-    """Load a model that `save_pretrained` wrote, or the best checkpoint of a run."""
-    folder = Path(folder)
+    """Load a model: a folder of `save_pretrained`, the best checkpoint of a run, or by name."""
+    folder = zoo.resolve(folder)
     if not os.path.lexists(folder / CONFIG) and (folder / "best" / CONFIG).is_file():
         folder = folder / "best"
     if not os.path.lexists(folder / CONFIG):

@@ -13,6 +13,7 @@ from typing import Any, get_args
 
 from torch import Tensor, nn
 
+from counterfoil.core import zoo
 from counterfoil.core.config import model_folder
 from counterfoil.core.errors import ConfigError
 from counterfoil.data.text.tokenizers import HuggingFaceText, TextProcessor, WordText
@@ -48,7 +49,8 @@ class WarmStart:
 
 def start_from(model: Model, folder: str | Path) -> WarmStart:
     """Load the weights of a run's best checkpoint, or of a saved model, into a new model."""
-    other = from_pretrained(model_folder(Path(folder)))
+    folder = zoo.resolve(folder)
+    other = from_pretrained(model_folder(folder))
     _check_fragments(model, other, folder)
     _check_words(model, other, folder)
     _check_parts(model, other, folder)

@@ -18,17 +18,11 @@ import torch
 from counterfoil.core.distributed import gather_rows, rank
 from counterfoil.core.errors import CheckpointError, TrainingError
 from counterfoil.core.storage.atomic import atomic_folder, put_in_place
+from counterfoil.core.storage.checksums import STATE, STATE_SUM, check_sum, write_sums
 from counterfoil.core.storage.locks import LOCK
 from counterfoil.models.importers.safe_pickles import read_checkpoint
 from counterfoil.models.model import Model
-from counterfoil.models.store import (
-    STATE,
-    STATE_SUM,
-    check_sum,
-    load_weights,
-    write_model,
-    write_sums,
-)
+from counterfoil.models.store import load_weights, write_model
 
 MEASURED_OF_BEST = ("yardstick.json", "correction_rule.json")
 """Files of a run that describe its best checkpoint; deleted when that changes."""

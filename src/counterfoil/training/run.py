@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from counterfoil.core import zoo
 from counterfoil.core.config import RunConfig, model_folder
 from counterfoil.core.distributed import on_first_process, rank
 from counterfoil.core.errors import CheckpointError, ConfigError, DataError
@@ -118,7 +119,7 @@ def execute(
     with locked_run(folder):
         started = resume and (folder / "last").exists()
         if config.model.init_from and not started:
-            _check_start(Path(config.model.init_from))
+            _check_start(config.model.init_from)
         if rank() == 0 and not resume:
             write_config(folder, config)
         pairs = _read_in_turn(config, cache, progress, read_dev_split(folder) if resume else None)
@@ -150,8 +151,9 @@ def _say_skipped(pairs: Pairs, progress: Progress) -> None:
         progress.say(f"left out of the data: {counts} (see: counterfoil data inspect)")
 
 
-def _check_start(folder: Path) -> None:
+def _check_start(source: str) -> None:
     """Refuse a missing run before any work is done."""
+    folder = zoo.resolve(source) if zoo.is_pretrained(source) else Path(source)
     if not folder.is_dir():
         raise CheckpointError(
             f"model.init_from: {folder}: no such run; train it first, name another one, or start "

@@ -13,6 +13,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+from counterfoil.core import zoo
 from counterfoil.core.config import RunConfig, load_config, model_folder, read_value
 from counterfoil.core.distributed import on_first_process, rank
 from counterfoil.core.errors import CheckpointError, ConfigError
@@ -190,7 +191,9 @@ def resolve_paths(config: RunConfig) -> RunConfig:
     if data.noise_index:
         change["noise_index"] = str(Path(data.noise_index).resolve())
     start = config.model.init_from
-    model_changes: dict[str, Any] = {"init_from": str(Path(start).resolve())} if start else {}
+    model_changes: dict[str, Any] = {}
+    if start and not zoo.is_pretrained(start):
+        model_changes["init_from"] = str(Path(start).resolve())
     for part in ("image", "text", "matcher"):
         model_changes[part] = _located_pretrained(getattr(config.model, part))
     return config.model_copy(
@@ -265,8 +268,9 @@ def changed_settings(saved: RunConfig, requested: RunConfig) -> list[str]:
     return [".".join(filter(None, key)) for key in changed if key not in RESUMABLE_KEYS]
 
 
-def load_model(folder: Path, device: str = "auto") -> Model:
-    """The best checkpoint of a run, or a saved model's folder."""
+def load_model(folder: str | Path, device: str = "auto") -> Model:
+    """The best checkpoint of a run, a saved model's folder, or a pretrained model by name."""
+    folder = zoo.resolve(folder)
     model = from_pretrained(model_folder(folder)).to(choose_device(device))
     model.yardstick = load_yardstick(folder) or model.yardstick
     model.correction_rule = load_rule(folder) or model.correction_rule

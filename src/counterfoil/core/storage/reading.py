@@ -8,6 +8,7 @@ sentence, so callers report it like any unreadable file.
 from __future__ import annotations
 
 import errno
+import hashlib
 import io
 import os
 import stat
@@ -104,6 +105,15 @@ def read_bytes(path: str | Path, limit: int) -> bytes:
     if len(data) > limit:
         raise _too_large(path, f"more than {_size_text(limit)}", limit)
     return data
+
+
+def digest_of(path: Path) -> str:
+    """SHA-256 of a regular file."""
+    digest, buffer = hashlib.sha256(), bytearray(MIB)
+    with open_regular(path) as file:
+        while count := file.readinto(buffer):  # type: ignore[attr-defined]
+            digest.update(memoryview(buffer)[:count])
+    return digest.hexdigest()
 
 
 def _read_rest(file: BinaryIO, left: int) -> Iterator[bytes]:

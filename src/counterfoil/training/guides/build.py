@@ -22,6 +22,7 @@ from counterfoil.core.errors import ConfigError, DataError
 from counterfoil.core.progress import Progress, Silent
 from counterfoil.core.storage.arrays import parse_header
 from counterfoil.core.storage.atomic import atomic_folder
+from counterfoil.core.storage.checksums import STATE
 from counterfoil.core.storage.locks import LOCK, locked_folder
 from counterfoil.data.batches.collate import pad_fragments
 from counterfoil.data.fragments import FragmentTable
@@ -29,7 +30,7 @@ from counterfoil.data.pairs import Split
 from counterfoil.encoders import Encoded
 from counterfoil.encoders.stored import EncodedReader, EncodedWriter, Extent, full_precision
 from counterfoil.models.model import Model
-from counterfoil.models.store import STATE, from_pretrained
+from counterfoil.models.store import from_pretrained
 from counterfoil.scoring.encode import encode_texts, score_all
 from counterfoil.training.guides.guide import MATRIX, MODEL, check_weights, load_teacher
 from counterfoil.training.guides.manifest import (

@@ -16,11 +16,11 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from counterfoil.core.errors import DataError
 from counterfoil.core.storage.atomic import write_atomically
-from counterfoil.core.storage.reading import open_text, read_text
+from counterfoil.core.storage.reading import digest_of, open_text, read_text
 from counterfoil.data.fragments import FragmentTable
 from counterfoil.data.pairs import Split
 from counterfoil.encoders.stored import Extent
-from counterfoil.models.store import WEIGHTS, digest_of
+from counterfoil.models.store import WEIGHTS
 
 IDS, CAPTIONS = "ids.jsonl", "captions.jsonl"
 
