@@ -35,7 +35,12 @@ def bench(
     ] = None,
     model: Annotated[
         list[Path] | None,
-        typer.Option("--model", "-m", help="Run or saved model to evaluate. Repeatable."),
+        typer.Option(
+            "--model",
+            "-m",
+            callback=opt.find_models,
+            help="Run, saved model or pretrained model to evaluate. Repeatable.",
+        ),
     ] = None,
     images: Annotated[
         list[Path] | None,
@@ -71,7 +76,7 @@ def bench(
 
     [bold]Examples[/]
 
-      counterfoil bench scenes --model runs/scenes-naaf
+      counterfoil bench scenes --model scenes-naaf
       counterfoil bench sugarcrepe sugarcrepe/data --images coco/val2017 \\
         --model runs/a --model runs/b --blind captions.txt
       counterfoil bench valse valse/data --blind captions.txt.gz

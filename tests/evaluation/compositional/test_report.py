@@ -73,7 +73,7 @@ def test_reports_survive_json_and_become_tables() -> None:
     assert json.loads(json.dumps(report.as_dict()))["benchmark"] == "sugarcrepe"
     ((title, rows),) = report.tables()
     assert title == "accuracy"
-    assert [row[0] for row in rows] == ["file", "one", "two", "mean"]
+    assert [row[0] for row in rows] == ["part", "one", "two", "mean"]
     assert rows[1][2].startswith("100.00 [")
     assert "| one | 2 | 100.00 [100.0, 100.0] | 50.00 |" in report.to_markdown()
     assert "- 4-gram" in report.to_markdown()

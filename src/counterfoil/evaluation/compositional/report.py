@@ -69,7 +69,7 @@ class BenchmarkReport(Report):
         items = sum(subset.items for subset in self.subsets)
         parts = [f"{self.benchmark}: {items:,} items"]
         if len(self.subsets) > 1:
-            parts.append(f"{len(self.subsets)} files")
+            parts.append(f"{len(self.subsets)} parts")
         if excluded := sum(subset.excluded for subset in self.subsets):
             parts.append(f"{excluded:,} more do not count by the benchmark's own rule")
         return ", ".join(parts)
@@ -89,7 +89,7 @@ class BenchmarkReport(Report):
 
     def _all_files(self, metric: str, subsets: Sequence[SubsetReport]) -> list[tuple[str, ...]]:
         scorers = list(dict.fromkeys(name for subset in subsets for name in subset.values))
-        rows = [("file", "items", *scorers)]
+        rows = [("part", "items", *scorers)]
         for subset in subsets:
             rows.append((subset.name, str(subset.items), *_cells(metric, scorers, subset.values)))
         items = sum(subset.items for subset in subsets)
