@@ -229,8 +229,8 @@ def _added_attribute(scene: Scene, caption: SceneCaption) -> Iterator[SceneCapti
         if role != "noun" or _noun_kinds(word.text) & set(PEOPLE):
             continue
         present = {
-            other.role.split(":")[0]: place
-            for place, other in enumerate(caption.words)
+            other.role.split(":")[0]: number
+            for number, other in enumerate(caption.words)
             if other.role in {f"{look}:{mention}" for look in (*_LOOKS, "noun")}
         }
         for look in _LOOKS:
