@@ -12,6 +12,7 @@ from typing import NoReturn
 import typer
 
 from counterfoil.cli.audit import audit_app
+from counterfoil.cli.bench import bench
 from counterfoil.cli.correct import correct
 from counterfoil.cli.data import data_app
 from counterfoil.cli.demo import demo
@@ -47,6 +48,7 @@ GROUPS: dict[str, dict[str, Callable[..., None] | typer.Typer]] = {
         "evaluate": evaluate,
         "evaluate-foils": evaluate_foils,
         "evaluate-judgements": evaluate_judgements,
+        "bench": bench,
         "guide": guide_app,
         "import": import_,
         "export": export,

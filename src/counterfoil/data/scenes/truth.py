@@ -74,6 +74,11 @@ class Word:
         """object, attribute, count, relation, position or none."""
         return KIND_OF_ROLE[self.role.split(":")[0]]
 
+    @property
+    def mention(self) -> int:
+        """Number of the mentioned thing that the word is about; of a relation, its subject."""
+        return int(self.role.split(":")[1])
+
     def as_list(self) -> list[Any]:
         """Compact form for storage."""
         return [self.text, list(self.objects), list(self.phrase), self.role]
