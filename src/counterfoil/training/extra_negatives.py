@@ -15,11 +15,9 @@ from torch import Tensor
 from counterfoil.core.errors import ConfigError, DataError, TrainingError
 from counterfoil.core.progress import Progress, Silent
 from counterfoil.data.batches.dataset import ExtraItems, ExtraNegativeSource
-from counterfoil.data.duplicates import spoken
 from counterfoil.data.pairs import Split
-from counterfoil.data.text.words import words
 from counterfoil.foils import DEFAULT_KINDS, rule_foils
-from counterfoil.foils.files import foils_by_caption
+from counterfoil.foils.files import foils_by_caption, foils_of_image
 from counterfoil.models.model import Model
 from counterfoil.objectives.positives import Twins
 from counterfoil.scoring.encode import encode_images, encode_texts
@@ -186,11 +184,8 @@ class RuleFoils:
 
     def of(self, caption: int, rng: np.random.Generator) -> ExtraItems:
         own = self.split.captions[int(self.split.image_of[caption])]
-        avoid = frozenset(word for text in own for word in words(text))
         draws = random.Random(int(rng.integers(1 << 62)))
-        # other kinds add a word that no caption of the image has
-        true = frozenset(map(spoken, own)) if "swap" in self.kinds else frozenset()
-        foils = rule_foils(self.split.texts[caption], draws, self.kinds, self.count, avoid, true)
+        foils = foils_of_image(self.split.texts[caption], own, draws, self.kinds, self.count)
         return ExtraItems(texts=tuple(foil.text for foil in foils))
 
 
