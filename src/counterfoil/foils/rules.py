@@ -7,10 +7,10 @@ image's other captions as ``avoid`` to make that less likely.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from itertools import combinations
+from typing import TypeVar
 
 from counterfoil.core.errors import ConfigError, nearest
 from counterfoil.data.duplicates import spoken
@@ -54,6 +54,8 @@ from counterfoil.foils.lexicon import (
 Edit = dict[int, str]
 Site = list[Edit]
 
+Item = TypeVar("Item")
+
 # Categories of things that people and animals are *in* or *on* in any scene.
 _SETTINGS = frozenset({"place", "ground", "clothing", "headwear"})
 _ANY_OBJECT = frozenset(
@@ -67,6 +69,7 @@ _AGREEING = frozenset(
 _PLURAL_CLOTHES = frozenset({"clothes", "shorts", "jeans", "pants", "glasses", "gloves"})
 
 _SWAPPED_CLASSES = (NOUN, ADJECTIVE, VERB, ADVERB)
+_SWAP_REACH = 12
 _JOINING = (CONJUNCTION, DETERMINER, SIGN)
 
 DEFAULT_KINDS = ("noun", "numeral", "relation")
@@ -251,21 +254,27 @@ def word_swap_sites(tokens: Tokens, avoid: AbstractSet[str]) -> list[Site]:
         words_of = [i for i, t in enumerate(tags) if t == word_class and tokens[i] not in CLOSED]
         pairs = [
             {i: tokens[j], j: tokens[i]}
-            for i, j in combinations(words_of, 2)
+            for i, j in _near_pairs(words_of)
             if tokens[i] != tokens[j]
             and have_same_form(word_class, tokens[i], tokens[j])
             and not _are_joined(tags, (i, i + 1), (j, j + 1))
         ]
         sites.append(pairs)
-    spans = noun_phrases(tags)
     sites.append(
         [
             edit
-            for one, two in combinations(spans, 2)
+            for one, two in _near_pairs(noun_phrases(tags))
             if not _are_joined(tags, one, two) and (edit := _exchanged_spans(tokens, one, two))
         ]
     )
     return sites
+
+
+def _near_pairs(items: Sequence[Item]) -> Iterator[tuple[Item, Item]]:
+    """Each item with each of the next few: texts may be long, and pairs are quadratic."""
+    for index, item in enumerate(items):
+        for other in items[index + 1 : index + 1 + _SWAP_REACH]:
+            yield item, other
 
 
 def _are_joined(tags: Sequence[str], one: tuple[int, int], two: tuple[int, int]) -> bool:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import random
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,17 +13,23 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from counterfoil.core.config import model_folder
+from counterfoil.core.distributed import on_first_process
 from counterfoil.core.errors import ConfigError, DataError, TrainingError
 from counterfoil.core.progress import Progress, Silent
+from counterfoil.core.tensors.modes import eval_mode
 from counterfoil.data.batches.dataset import ExtraItems, ExtraNegativeSource
 from counterfoil.data.pairs import Split
 from counterfoil.foils import DEFAULT_KINDS, rule_foils
-from counterfoil.foils.files import foils_by_caption, foils_of_image
+from counterfoil.foils.files import foils_by_caption, foils_of_image, split_digest
+from counterfoil.models.foil_files import write_model_foils
 from counterfoil.models.model import Model
 from counterfoil.objectives.positives import Twins
+from counterfoil.objectives.services import GeneratorOptions
 from counterfoil.scoring.encode import encode_images, encode_texts
 from counterfoil.scoring.engine import scored_tiles
 from counterfoil.scoring.plan import plan_scores
+from counterfoil.training.guides.manifest import weights_digest
 
 Indices = NDArray[np.int64]
 
@@ -39,6 +46,8 @@ _LOW = (1 << 32) - 1
 _EMPTY = -(1 << 63)
 
 RULES = "rules"
+WRITTEN_MASKS, WRITTEN_SAMPLES = 5, 5
+"""Masks per caption and fillings per mask, of foils that a run writes for another one."""
 
 
 # A score and the index of its candidate are packed into one integer, ordered by score and then by
@@ -154,6 +163,32 @@ def mine(
     )
 
 
+@torch.inference_mode()
+def nearest_images(
+    model: Model,
+    split: Split,
+    texts: Sequence[str],
+    owners: Indices,
+    progress: Progress | None = None,
+) -> Indices:
+    """The best-scoring readable image of a split for each text, except its owner; -1: none."""
+    progress = progress or Silent()
+    with eval_mode(model):
+        encoded, readable, _ = encode_images(model, split, progress=progress)
+        captions = encode_texts(model, texts, progress=progress)
+        row_of = np.full(len(split), NO_CANDIDATE, dtype=np.int64)
+        row_of[readable] = np.arange(len(readable))
+        own = torch.from_numpy(row_of[owners]).to(model.device)
+        plan = plan_scores(encoded, captions, pairs=MAX_RANKED_PAIRS)
+        tiles = scored_tiles(model.matcher, encoded, captions, plan)
+        blocks = (
+            (tile.rows, plan.columns(tile), scores)
+            for tile, scores in progress.track(tiles, "retrieving images", len(plan.tiles))
+        )
+        best = best_wrong(blocks, own, len(readable), 1)[1]
+    return _in_split(best, np.arange(len(texts)), np.array(readable), len(texts))[:, 0]
+
+
 def _protected(
     twins: Twins, images: Indices, texts: Indices, device: torch.device
 ) -> Callable[[slice, Tensor], Tensor]:
@@ -204,6 +239,28 @@ class ListedFoils:
         return ExtraItems(texts=tuple(foils[index] for index in drawn))
 
 
+def foils_by_run(
+    run: Path, count: int, split: Split, load: Callable[[str], Model], progress: Progress
+) -> ListedFoils:
+    """Foils of a split that a run trained with TAGS writes; once, into its own folder.
+
+    The file is named after the split and the options, so later runs read it.
+    """
+    options = GeneratorOptions(WRITTEN_MASKS, WRITTEN_SAMPLES, count, 1.5, "graph", "rules")
+    weights = weights_digest(model_folder(run))
+    key = hashlib.sha256(f"{split_digest(split)} {weights} {options}".encode()).hexdigest()[:12]
+    path = run / f"foils-{split.name}-{key}.jsonl"
+    if not path.is_file():
+        on_first_process(
+            lambda: write_model_foils(
+                load(str(run)), split, path, options, weights=weights, progress=progress
+            )
+        )
+    foils = foils_by_caption(path, split)
+    progress.say(f"{path}: foils for {len(foils)} of {len(split.texts)} captions")
+    return ListedFoils(foils, count)
+
+
 def foil_negatives(
     source: str, count: int, split: Split, progress: Progress
 ) -> ExtraNegativeSource:
@@ -223,7 +280,7 @@ def foil_negatives(
     path = Path(source)
     if not path.is_file():
         raise ConfigError(
-            f"foils: '{source}' is neither '{RULES}' nor a file; give the path of a JSONL file "
+            f"foils: '{source}' is neither '{RULES}' nor a file nor a run; give a JSONL file "
             'with lines such as {"image": "12", "caption": "a dog runs", "foil": "a cat runs"}'
         )
     foils = foils_by_caption(path, split)

@@ -132,7 +132,7 @@ def execute(
         if warning and rank() == 0:
             progress.say(warning)
         model = from_pretrained(folder / "last") if started else new_model(config, pairs, progress)
-        trainer = Trainer(model, pairs, config, folder, progress, should_stop)
+        trainer = Trainer(model, pairs, config, folder, progress, should_stop, cache)
         on_training()
         result = trainer.run(resume=started)
         if result.interrupted:
