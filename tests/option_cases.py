@@ -146,7 +146,10 @@ TOGETHER: dict[tuple[str, str, str], Together] = {
     ("objective", "cfm", "mask_words"): Together("if explored", [0.6], {"explore": 1.0}),
     ("objective", "distance-weighted", "dimension"): Together("odds of a draw", [3]),
     ("objective", "distance-weighted", "cut_off"): Together("odds of a draw", [1.4]),
-    ("objective", "ce-clip", "max_threshold"): Together("a gap of scaled scores", [1e-3]),
+    ("objective", "ce-clip", "max_threshold"): Together(
+        "a gap of scaled scores", [1e-3], {"source": "rules:relation"}
+    ),
+    ("objective", "triplet-clip", "source"): Together("a swap has none", ["rules:noun", "$CROSS"]),
     ("objective", "fsc-clip", "smoothing"): Together("a share", [0.3]),
     ("objective", "triplet-clip", "images"): Together("a folder of the retriever", ["$VSE"]),
     ("objective", "foils", "hardest"): Together("of several foils", base={"count": 3}),

@@ -101,7 +101,7 @@ def test_the_loss_of_a_batch_has_all_three_terms_and_moves_the_threshold(
     assert float(report["ce-clip/rank"]) == pytest.approx(rank, rel=1e-3)
     total = plain + 2 * report["ce-clip/intra"] + 3 * report["ce-clip/rank"]
     assert loss.item() == pytest.approx(total.item(), rel=1e-5)
-    expected = min(50.0, max(0.0, sum(gaps) / len(gaps)))
+    expected = min(50.0, sum(gaps) / len(gaps))
     assert objective.threshold.item() == pytest.approx(expected, abs=1e-3)
     assert "threshold" in objective.state_dict()
 
@@ -110,6 +110,6 @@ def test_the_threshold_is_capped(split, tmp_path) -> None:
     source = write_foils(tmp_path / "foils.jsonl", split)
     objective = CECLIP(source=source, max_threshold=0.0)
     one_step(objective, split, small_model(split, "vse-fc"))
-    assert objective.threshold.item() == 0
+    assert objective.threshold.item() <= 0
     with pytest.raises(ConfigError, match="max_threshold"):
         CECLIP(max_threshold=-1.0)

@@ -106,7 +106,7 @@ class CECLIP(FoilBased):
         threshold = self.threshold.to(scores.dtype)
         rank, gap = rank_loss(positive, own, foils.owners, scale, threshold)
         with torch.no_grad():
-            self.threshold.copy_(gap.clamp(0, self.max_threshold))
+            self.threshold.copy_(gap.clamp(max=self.max_threshold))
         diagnostics = {
             "ce-clip/intra": intra.detach(),
             "ce-clip/rank": rank.detach(),

@@ -240,22 +240,29 @@ class ListedFoils:
 
 
 def foils_by_run(
-    run: Path, count: int, split: Split, load: Callable[[str], Model], progress: Progress
+    run: Path,
+    count: int,
+    split: Split,
+    load: Callable[[str], Model],
+    cache: Path | None,
+    progress: Progress,
 ) -> ListedFoils:
-    """Foils of a split that a run trained with TAGS writes; once, into its own folder.
+    """Foils of a split that a run trained with TAGS writes; once, into ``cache`` or beside the run.
 
-    The file is named after the split and the options, so later runs read it.
+    The file is named after the weights, the split and the options, so later runs read it.
     """
     options = GeneratorOptions(WRITTEN_MASKS, WRITTEN_SAMPLES, count, 1.5, "graph", "rules")
     weights = weights_digest(model_folder(run))
     key = hashlib.sha256(f"{split_digest(split)} {weights} {options}".encode()).hexdigest()[:12]
-    path = run / f"foils-{split.name}-{key}.jsonl"
-    if not path.is_file():
-        on_first_process(
-            lambda: write_model_foils(
-                load(str(run)), split, path, options, weights=weights, progress=progress
-            )
-        )
+    path = (cache or run.parent) / "model-foils" / f"{run.name}-{split.name}-{key}.jsonl"
+
+    def write() -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if not path.is_file():
+            model = load(str(run))
+            write_model_foils(model, split, path, options, weights=weights, progress=progress)
+
+    on_first_process(write)
     foils = foils_by_caption(path, split)
     progress.say(f"{path}: foils for {len(foils)} of {len(split.texts)} captions")
     return ListedFoils(foils, count)

@@ -139,7 +139,9 @@ class TrainingRunSetup:
 
     def foils(self, source: str, count: int) -> ExtraNegativeSource:
         if source.partition(":")[0] != RULES and Path(source).is_dir():
-            return foils_by_run(Path(source), count, self.train, self._other, self.progress)
+            return foils_by_run(
+                Path(source), count, self.train, self._other, self.cache, self.progress
+            )
         return foil_negatives(source, count, self.train, self.progress)
 
     def negative_images(self, foils: ExtraNegativeSource, images: str) -> NegativeImages:
