@@ -183,12 +183,12 @@ def measure(
     ranks = count_ranks(scored.scores, scored.image_of)
     rows = np.array(scored.images)
     owners = rows[scored.image_of[ranks.texts]]
-    for name, ranked, images in (
+    for name, ranked, owned in (
         (I2T, ranks.i2t, rows[ranks.images]),
         (T2I, ranks.t2i, owners),
     ):
         hits = 100.0 * sum((ranked < k).astype(np.float64) for k in RECALL_RANKS)
-        measures.append(_sums(name, "retrieval", hits, images, len(split)))
+        measures.append(_sums(name, "retrieval", hits, owned, len(split)))
     measures += [_classified(model, split, one, progress) for one in classes]
     return {one.name: one for one in measures}
 
@@ -199,7 +199,8 @@ def _no_writer(path: Path) -> Any:
 
 def _sums(name: str, kind: str, values: Any, images: Any, size: int) -> PerImage:
     index = np.asarray(images, dtype=np.int64)
-    total = np.bincount(index, weights=np.asarray(values, dtype=np.float64), minlength=size)
+    total = np.zeros(size)
+    np.add.at(total, index, values)
     return PerImage(name, kind, total, np.bincount(index, minlength=size).astype(np.float64))
 
 
@@ -266,5 +267,5 @@ def _change(before: PerImage, after: PerImage, draws: NDArray[np.int64]) -> Chan
         before=before.value,
         after=after.value,
         items=int(after.count.sum()),
-        **ends,  # type: ignore[arg-type]
+        **ends,
     )
