@@ -231,6 +231,21 @@ def test_half_precision_gives_nearly_the_same_loss(split, tmp_path, name, dtype)
     assert losses[1] == pytest.approx(losses[0], rel=0.05)
 
 
+@pytest.mark.parametrize("model_name", ["vse-infty", "naaf", "chan", "uniter-small", "dive"])
+@pytest.mark.parametrize("name", NAMES)
+def test_every_kind_of_matcher_learns_from_foils(split, tmp_path, name, model_name) -> None:
+    source = write_foils(tmp_path / "foils.jsonl", split)
+    model = small_model(split, model_name)
+    term = dict(create_objective({name: {"source": source, "count": 2}}).each())[name]
+    loss, *_ = one_step(term, split, model, size=5)
+    assert loss.isfinite()
+    loss.backward()
+    for side in (model.image_encoder, model.text_encoder):
+        grads = [p.grad for p in side.parameters() if p.grad is not None]
+        assert all(grad.isfinite().all() for grad in grads)
+        assert any(grad.any() for grad in grads)
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_it_says_that_it_needs_a_training_run(name) -> None:
     term = dict(create_objective(name).each())[name]

@@ -2,8 +2,8 @@
 
 The plain contrastive loss, and a classification of the caption among its own foils: once by the
 scores of the model, once by local similarities of words and regions. Both are calibrated: focal
-weights reduce the loss of foils that are told apart already, and smoothed labels leave some
-probability to the foils, since a foil may happen to be true.
+weights reduce the loss of foils that score below the caption already, and smoothed labels leave
+some probability to the foils, since a foil may happen to be true.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ def calibrated_loss(
     pairs = count.nonzero()[:, 0]
     width = int(count.max())
     # the foils of a pair are consecutive
-    place = torch.arange(len(owners), device=owners.device) - (count.cumsum(0) - count)[owners]
-    table = positive.new_full((len(positive), width), _OUTSIDE).index_put((owners, place), foils)
+    offset = torch.arange(len(owners), device=owners.device) - (count.cumsum(0) - count)[owners]
+    table = positive.new_full((len(positive), width), _OUTSIDE).index_put((owners, offset), foils)
     logits = torch.cat([positive[:, None], table], 1)[pairs]
     real = torch.arange(width + 1, device=owners.device) <= count[pairs, None]
     share = smoothing / (count[pairs, None] + 1).to(logits.dtype)

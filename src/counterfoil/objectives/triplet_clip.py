@@ -53,14 +53,14 @@ class ShownFoils:
     not_negative: Tensor
 
 
-def shown_foils_loss(shown: ShownFoils, scale: Tensor) -> Tensor:
+def shown_foils_loss(foils: ShownFoils, scale: Tensor) -> Tensor:
     """NegCLIP's loss on (I⁻, T⁻, T); foils of the same image are not negatives of it."""
-    scores, captions = at_least_float32(shown.scores), at_least_float32(shown.of_captions)
-    positive, negative = scores.diagonal(), ~shown.same_image
+    scores, captions = at_least_float32(foils.scores), at_least_float32(foils.of_captions)
+    positive, negative = scores.diagonal(), ~foils.same_image
     by_image = Anchors(
         positive,
         torch.cat([scores, captions], 1),
-        torch.cat([negative, ~shown.not_negative], 1),
+        torch.cat([negative, ~foils.not_negative], 1),
     )
     by_text = Anchors(positive, scores.T, negative.T)
     return (softmax_loss(by_image, scale) + softmax_loss(by_text, scale)) / 2
@@ -68,7 +68,7 @@ def shown_foils_loss(shown: ShownFoils, scale: Tensor) -> Tensor:
 
 @objectives.register("triplet-clip")
 class TripletCLIP(FoilBased):
-    """NegCLIP's loss on (image, caption, foil) + ``shown`` · that on (I⁻, foil, caption).
+    """NegCLIP's loss on (image, caption, foil) + ``second`` · that on (I⁻, foil, caption).
 
     I⁻ is an image that shows the foil. ``images``: ``drawn`` (drawn scenes only) draws the scene
     that a foil describes, once per run. ``retrieved`` finds the training image that the model in
@@ -85,10 +85,10 @@ class TripletCLIP(FoilBased):
         temperature: float = 0.07,
         learned: bool = True,
         images: str = "auto",
-        shown: float = 1.0,
+        second: float = 1.0,
     ) -> None:
         super().__init__(source, count)
-        self.images, self.shown = images, shown
+        self.images, self.second = images, second
         self.scale = Scale.of_temperature(temperature, learned)
         self.negatives: NegativeImages | None = None
 
@@ -121,11 +121,11 @@ class TripletCLIP(FoilBased):
         diagnostics = pair_diagnostics(scores, positives, context, foils)
         if foils is None or not any(gather_counts(len(extra.image_owners), scores.device)):
             return LossReport(loss, diagnostics)
-        shown = score_shown(services, extra, foils.encoded)
-        second = shown_foils_loss(shown, scale)
-        diagnostics["triplet-clip/shown"] = second.detach()
-        diagnostics["triplet-clip/images"] = scores.new_tensor(float(len(shown.scores)))
-        return LossReport(loss + self.shown * second, diagnostics)
+        pictured = score_shown(services, extra, foils.encoded)
+        second = shown_foils_loss(pictured, scale)
+        diagnostics["triplet-clip/second"] = second.detach()
+        diagnostics["triplet-clip/images"] = scores.new_tensor(float(len(pictured.scores)))
+        return LossReport(loss + self.second * second, diagnostics)
 
 
 def score_shown(services: BatchServices, extra: BatchExtras, foils: Encoded) -> ShownFoils:
@@ -158,12 +158,11 @@ def _texts_of_images(extra: BatchExtras) -> Tensor:
         return owners.new_zeros(1)
     if extra.texts is None:
         raise TrainingError("objective.triplet-clip: an image comes without the foil it shows")
-    place = _place(owners)
     first = torch.searchsorted(extra.text_owners, owners)
-    return first + place
+    return first + _offset(owners)
 
 
-def _place(owners: Tensor) -> Tensor:
+def _offset(owners: Tensor) -> Tensor:
     """The position of each item among those of its owner; owners are sorted."""
     return torch.arange(len(owners), device=owners.device) - torch.searchsorted(owners, owners)
 

@@ -257,7 +257,7 @@ def trade_off_chart(points: Sequence[TradeOff], title: str = "") -> Figure:
                 "",
                 (point.retrieval, point.foils),
                 xytext=(start.retrieval, start.foils),
-                arrowprops={"arrowstyle": "->", "color": color(index), "alpha": 0.5},
+                arrowprops={"arrowstyle": "->", "color": color(index), "alpha": 0.3},
             )
     axes.margins(x=0.15, y=0.15)
     axes.grid(visible=True)

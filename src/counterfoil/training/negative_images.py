@@ -83,9 +83,9 @@ class RetrievedImages:
             return ExtraItems(texts=texts)
         first = self.first[caption]
         images = self.images[first : first + len(texts)].tolist()
-        shown = [(text, image) for text, image in zip(texts, images, strict=True) if image >= 0]
+        pairs = [(text, image) for text, image in zip(texts, images, strict=True) if image >= 0]
         rest = [text for text, image in zip(texts, images, strict=True) if image < 0]
-        return ExtraItems(tuple(image for _, image in shown), (*(text for text, _ in shown), *rest))
+        return ExtraItems(tuple(image for _, image in pairs), (*(text for text, _ in pairs), *rest))
 
 
 @dataclass
@@ -138,14 +138,14 @@ def draw_false_scenes(
     progress.say(
         f"{len(drawn):,} of {sum(map(len, foils.values())):,} foils are shown by a drawn scene"
     )
-    shown = Split("false scenes", [one.name for one in drawn], [[]] * len(drawn), drawn)
-    bare = Pairs("false scenes", {shown.name: shown})
+    drawings = Split("false scenes", [one.name for one in drawn], [[]] * len(drawn), drawn)
+    bare = Pairs("false scenes", {drawings.name: drawings})
 
     def extract(bars: Progress) -> Pairs:
         return with_fragments(bare, cache, extractor, dict(options), bars)
 
     made = on_first_process(lambda: extract(progress))
-    table = (extract(Silent()) if made is None else made)[shown.name].require_fragments()
+    table = (extract(Silent()) if made is None else made)[drawings.name].require_fragments()
     return DrawnImages(ordered, table, rows)
 
 

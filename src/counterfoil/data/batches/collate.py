@@ -170,7 +170,7 @@ class PairBatch(TensorBundle):
     extras: dict[str, BatchExtras] = field(default_factory=dict)
 
 
-class Extra(NamedTuple):
+class ItemExtras(NamedTuple):
     """What one objective adds to an item: images with their indices in the split, and texts."""
 
     images: list[Fragments | FragmentSelection]
@@ -186,7 +186,7 @@ class Item:
     ids: list[int]
     image: int
     caption: int
-    extras: dict[str, Extra] = field(default_factory=dict)
+    extras: dict[str, ItemExtras] = field(default_factory=dict)
 
 
 class Collate:

@@ -185,10 +185,10 @@ def false_scene(scene: Scene, caption: SceneCaption, foil: str) -> Scene | None:
         return None
     changed = _mirrored(changed) if mirrored else changed
     try:
-        told, true = statement_of(SceneCaption(foil, new)), statement_of(caption)
+        claims, true = statement_of(SceneCaption(foil, new)), statement_of(caption)
     except KeyError:  # a word that is not of the scenes
         return None
-    return changed if is_true(changed, told) and not could_be_true(changed, true) else None
+    return changed if is_true(changed, claims) and not could_be_true(changed, true) else None
 
 
 def _with_claim(scene: Scene, index: int, role: str, word: str) -> Scene | None:
