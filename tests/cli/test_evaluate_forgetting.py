@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import pytest
 
-from counterfoil.core.config import build_config
+from counterfoil.core.config import build_config, load_config
 from counterfoil.core.errors import ConfigError
+from counterfoil.data.pairs import Split
 from counterfoil.evaluation.forgetting import ForgettingReport
-from counterfoil.training.run import execute
+from counterfoil.training.run import execute, forgetting_section
+from counterfoil.training.run_folder import load_model
 from tests.cli.test_cli import invoke
 from tests.training.test_run_warm_start import Heard
 
@@ -92,3 +95,27 @@ def test_what_cannot_be_compared_is_refused(folders) -> None:
         )
     with pytest.raises(ConfigError, match="belong to --forgetting"):
         invoke("evaluate", root / "tuned", "--start", root / "start")
+
+
+def test_a_start_that_is_gone_does_not_fail_the_run(folders, tmp_path) -> None:
+    root, _ = folders
+    config = load_config(root / "tuned" / "config.yaml")
+    model = config.model.model_copy(update={"init_from": str(tmp_path / "gone")})
+    heard = Heard()
+    best = load_model(root / "tuned", "cpu")
+    split = Split("test", [], [])
+    gone = config.model_copy(update={"model": model})
+    (section,) = forgetting_section(gone, tmp_path, best, split, heard)
+    assert "Not compared with gone" in section.sentences[0]
+    assert heard.lines[0].startswith("not compared with gone: ")
+    with pytest.raises(ConfigError, match="which is gone; name a copy with --start"):
+        _start_of_moved(root, tmp_path)
+
+
+def _start_of_moved(root, tmp_path) -> None:
+    """A run whose start was deleted."""
+    shutil.copytree(root / "tuned", tmp_path / "moved")
+    text = (tmp_path / "moved" / "config.yaml").read_text()
+    path = tmp_path / "moved" / "config.yaml"
+    path.write_text(text.replace(str(root / "start"), str(tmp_path / "deleted")))
+    invoke("evaluate", tmp_path / "moved", "--forgetting", "--cache", root / "cache")

@@ -230,15 +230,20 @@ def forgetting_section(
     if not config.model.init_from:
         return []
     start = Path(config.model.init_from)
-    try:
-        before = from_pretrained(model_folder(start)).to(best.device)
-    except CounterfoilError as error:  # removed or damaged since the run began
-        return [Section(FORGETTING_TITLE, [f"Not compared with {start.name}: {error}."])]
-    split = evenly_spaced(split, FORGETTING_IMAGES)
     names, resamples = (start.name, folder.name), config.evaluation.bootstrap
-    report = compare_with_start(
-        before, best, split, names=names, bootstrap=resamples, progress=progress
-    )
+    try:  # the start may be gone since the run began; a finished run must not fail by that
+        before = from_pretrained(model_folder(start)).to(best.device)
+        report = compare_with_start(
+            before,
+            best,
+            evenly_spaced(split, FORGETTING_IMAGES),
+            names=names,
+            bootstrap=resamples,
+            progress=progress,
+        )
+    except CounterfoilError as error:
+        progress.say(f"not compared with {start.name}: {error}")
+        return [Section(FORGETTING_TITLE, [f"Not compared with {start.name}: {error}."])]
     write_atomically(folder / REPORT_FILE, report.to_json())
     progress.say(f"against {start.name}: {report.sentence()}")
     figure = report.chart()
