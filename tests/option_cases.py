@@ -21,6 +21,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "alignment": CROSS,
     "captioning": BOTH,
     "cfm": LOCAL,
+    "fsc-clip": BOTH,
     "hard-candidates": CROSS,
     "hrem-graph": BOTH,
     "mlm": CROSS,
@@ -96,6 +97,7 @@ ANY: dict[tuple[str, str], Together] = {
     ("matcher", "slots"): Together("read by this form only", [20], {"form": "reference"}),
     ("objective", "extractor"): Together("the other one is an optional package", ["nobody"]),
     ("objective", "generator"): Together(FOLDER, ["$CROSS"]),
+    ("objective", "source"): Together("rules, a file or a run", ["rules:swap", "$CROSS"]),
 }
 """For every entry of a kind that has the option."""
 
@@ -144,7 +146,12 @@ TOGETHER: dict[tuple[str, str, str], Together] = {
     ("objective", "cfm", "mask_words"): Together("if explored", [0.6], {"explore": 1.0}),
     ("objective", "distance-weighted", "dimension"): Together("odds of a draw", [3]),
     ("objective", "distance-weighted", "cut_off"): Together("odds of a draw", [1.4]),
-    ("objective", "foils", "source"): Together("rules or a file", ["rules:swap"]),
+    ("objective", "ce-clip", "max_threshold"): Together(
+        "a gap of scaled scores", [1e-3], {"source": "rules:relation"}
+    ),
+    ("objective", "triplet-clip", "source"): Together("a swap has none", ["rules:noun", "$CROSS"]),
+    ("objective", "fsc-clip", "smoothing"): Together("a share", [0.3]),
+    ("objective", "triplet-clip", "images"): Together("a folder of the retriever", ["$VSE"]),
     ("objective", "foils", "hardest"): Together("of several foils", base={"count": 3}),
     ("objective", "hrem-graph", "nonzero_cut_off"): Together("a distance is at most 2", [0.5]),
     ("objective", "lseh", "form"): Together("seldom the hardest", base={"hardest": False}),

@@ -132,6 +132,7 @@ wanted() {
 1 lite2-36 flickr8k.words
 1 lite20-46 flickr8k.baselines|*, ours
 1 lite2-36 flickr8k.mining
+1 lite2-36 flickr8k.negatives
 1 lite2-36 flickr8k.selhn
 1 lite2-36 flickr8k.naaf|SCAN*|BFAN*|NAAF*
 1 lite2-36 flickr8k.best

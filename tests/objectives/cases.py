@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
+from counterfoil.encoders import Encoded
 from counterfoil.objectives import Context, Objective
+from counterfoil.objectives.foils import FoilMatrix
 
 
 @dataclass(frozen=True)
@@ -64,6 +67,38 @@ def make_case(
     scores = torch.randn(shape, generator=generator, dtype=torch.float64) * scale
     shield = torch.rand(shape, generator=generator) < protected
     return Case(scores, positives, shield & ~positives)
+
+
+def make_foils(case: Case, counts: list[int], *, seed: int = 0, false: float = 0.8) -> FoilMatrix:
+    """Random scores of ``counts[p % len]`` foils per pair with every image of a case."""
+    generator = torch.Generator().manual_seed(seed)
+    pairs = case.scores.shape[1]
+    owners = torch.tensor([p for p in range(pairs) for _ in range(counts[p % len(counts)])]).long()
+    shape = (len(case.scores), len(owners))
+    scores = torch.randn(shape, generator=generator, dtype=torch.float64) * 0.5
+    negative = torch.rand(shape, generator=generator) < false
+    return FoilMatrix(scores, owners, negative, Encoded(None, torch.zeros(0, 0)), owners)
+
+
+def rows_of(case: Case) -> list[int]:
+    """The image of each pair, by a plain loop; pairs are in the order of the columns."""
+    rows, columns = case.scores.shape
+    if rows == columns:
+        return list(range(rows))
+    return [i for i in range(rows) for j in range(columns) if case.positives[i, j]]
+
+
+def check_gradients(loss: Callable[..., Tensor], naive: Callable[..., Tensor], *inputs: Tensor):
+    """Both give the same value and the same gradients, to 1e-6."""
+    results = []
+    for function in (loss, naive):
+        given = [x.clone().requires_grad_() for x in inputs]
+        value = function(*given)
+        grads = torch.autograd.grad(value, given, allow_unused=True)
+        zeros = [torch.zeros_like(x) if g is None else g for x, g in zip(given, grads, strict=True)]
+        results.append([value.detach(), *zeros])
+    for one, other in zip(*results, strict=True):
+        assert torch.allclose(one, other, rtol=1e-6, atol=1e-9)
 
 
 def cases(scale: float = 0.5) -> st.SearchStrategy[Case]:

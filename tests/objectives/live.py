@@ -52,7 +52,12 @@ def prepare(objective: Objective, split: Split, model: Model) -> None:
 
 
 def one_step(
-    objective: Objective, split: Split, model: Model, captions: str = "all", size: int = 9
+    objective: Objective,
+    split: Split,
+    model: Model,
+    captions: str = "all",
+    size: int = 9,
+    dtype: torch.dtype | None = None,
 ) -> tuple[Tensor, dict[str, Tensor], PairBatch, Mapping[int, ExtraItems]]:
     """Loss and diagnostics of one batch without dropout or augmentation, and what it brought."""
     prepare(objective, split, model)
@@ -62,7 +67,7 @@ def one_step(
     indices = next(iter(RankBatches(plan, epoch=0)))
     batch = Collate(model.text.pad)([items[index] for index in indices])
     whole = Composite({"it": objective}, {"it": 1.0}, {"it": (0, None)})
-    loss, diagnostics = TrainingStep(model, whole, None)(batch, 0, 0)
+    loss, diagnostics = TrainingStep(model, whole, dtype)(batch, 0, 0)
     return loss, diagnostics, batch, noted.given
 
 

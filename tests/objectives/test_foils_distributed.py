@@ -28,6 +28,13 @@ CASES = {
     "foils of both": {"foils": {"source": "some.jsonl", "count": 2}},
     "foils of one": {"hardest": 1, "foils": {"source": "first.jsonl"}},
     "foils of the other": {"hardest": 1, "foils": {"source": "last.jsonl", "hardest": False}},
+    "negclip": {"negclip": {"source": "some.jsonl", "count": 2}},
+    "negclip, foils of one": {"negclip": {"source": "first.jsonl"}},
+    "siglip": {"siglip-foils": {"source": "last.jsonl"}},
+    "ce-clip": {"ce-clip": {"source": "last.jsonl", "count": 2}},
+    "triplet-clip": {"triplet-clip": {"source": "some.jsonl", "images": "first", "count": 2}},
+    "triplet-clip, foils of one": {"triplet-clip": {"source": "first.jsonl", "images": "first"}},
+    "fsc-clip": {"fsc-clip": {"source": "some.jsonl", "count": 2}},
     "quintuplets": {"aoq": {"first": "first", "candidates": 10}},
 }
 

@@ -19,9 +19,11 @@ from counterfoil.plots.comparison import (
     Mark,
     Pair,
     Panel,
+    TradeOff,
     pair_chart,
     panel_chart,
     point_chart,
+    trade_off_chart,
 )
 from counterfoil.plots.maps import (
     DensityPanel,
@@ -296,3 +298,13 @@ def test_importing_the_package_imports_neither_torch_nor_matplotlib() -> None:
         "sys.exit(any(name in sys.modules for name in ('torch', 'matplotlib', 'rich')))"
     )
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_a_trade_off_has_an_arrow_from_the_start_to_each_other_point() -> None:
+    points = [TradeOff("start", 300.0, 60.0), TradeOff("a", 290.0, 70.0, 2.0, 1.0)]
+    points.append(TradeOff("b", 305.0, 55.0))
+    axes = trade_off_chart(points, "a title").axes[0]
+    arrows = [text for text in axes.texts if text.arrow_patch is not None]
+    assert [arrow.xy for arrow in arrows] == [(290.0, 70.0), (305.0, 55.0)]
+    assert [text.get_text() for text in axes.texts if text.get_text()] == ["start", "a", "b"]
+    assert trade_off_chart([]).axes

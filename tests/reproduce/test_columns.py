@@ -21,12 +21,19 @@ from counterfoil.core.progress import Silent
 from counterfoil.evaluation.foils.metrics import judge_foils
 from counterfoil.evaluation.foils.report import FoilReport
 from counterfoil.evaluation.foils.sets import FoilChoice, foils_by, foils_of_model
+from counterfoil.evaluation.forgetting import Change, ForgettingReport
 from counterfoil.evaluation.report import Measured, WordReport
 from counterfoil.evaluation.words.evaluate import evaluate_words
 from counterfoil.reproduce.catalogue import load_artifact, names
 from counterfoil.reproduce.collect import collect
-from counterfoil.reproduce.columns import FOIL_NUMBERS, WORD_NUMBERS, FoilOptions, MeasureColumn
-from counterfoil.reproduce.measure import MeasureEvaluator, RunEvaluator
+from counterfoil.reproduce.columns import (
+    FOIL_NUMBERS,
+    FORGETTING_NUMBERS,
+    WORD_NUMBERS,
+    FoilOptions,
+    MeasureColumn,
+)
+from counterfoil.reproduce.measure import MeasureEvaluator, RunEvaluator, _forgotten
 from counterfoil.reproduce.measure_parallel import Task, measure_together, tasks
 from counterfoil.reproduce.plan import Settings, make_plan
 from counterfoil.reproduce.present import to_markdown
@@ -82,11 +89,38 @@ def table(**change):
         ({"measures": [{"title": "x", "number": "accuracy"}]}, "known: word_auc"),
         ({"measures": [*COLUMNS[:4], COLUMNS[0] | {"title": "x", "foils": "wirter"}]}, "'writer'"),
         ({"foils": {"maks": 2}}, "unknown key 'foils.maks'"),
+        ({"trade_off": ["wrods"]}, "no measure 'wrods'; did you mean 'words'"),
     ],
 )
 def test_a_mistake_in_a_column_is_named(change, message) -> None:
     with pytest.raises(ConfigError, match=message):
         build_artifact(table(**change), "mine.yaml")
+
+
+def test_named_rules_write_foils_without_a_run() -> None:
+    column = MeasureColumn(title="x", foils="rules:word-swap", number="accuracy")
+    assert column.writer is None
+    assert MeasureColumn(title="x", foils="rulers", number="accuracy").writer == "rulers"
+
+
+def test_what_a_run_forgot_is_read_from_its_folder(tmp_path) -> None:
+    changes = [
+        Change(name=name, kind=kind, before=50.0, after=after, items=9)
+        for name, kind, after in (
+            ("true > foil (rules)", "foils", 60.0),
+            ("true > foil (rules:word-swap)", "foils", 54.0),
+            ("image → text", "retrieval", 48.0),
+            ("text → image", "retrieval", 53.0),
+        )
+    ]
+    report = ForgettingReport(
+        start="a", run="b", split="test", images=9, changes=changes, bootstrap=0
+    )
+    (tmp_path / "forgetting.json").write_text(report.to_json())
+    numbers = _forgotten(tmp_path)
+    assert numbers == {"i2t_change": -2.0, "t2i_change": 3.0, "foil_change": 7.0}
+    assert set(numbers) < set(FORGETTING_NUMBERS)
+    assert _forgotten(tmp_path / "from nothing") == {}
 
 
 def is_number(kind: type[BaseModel], name: str) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from counterfoil.reproduce.plots import charts_of, write_charts
-from counterfoil.reproduce.results import Measure, Reproduction, RowResult, ShownMeasure
+from counterfoil.reproduce.results import Measure, Reproduction, RowResult, SeedResult, ShownMeasure
 
 
 def titles_of(chart) -> list[str]:
@@ -48,3 +48,24 @@ def test_a_table_without_measures_keeps_its_bars() -> None:
     (chart,) = charts_of(table(measures=[]))
     assert chart.name == "rsum"
     assert [bar.get_width() for bar in chart.draw().axes[0].patches] == [518.0, 515.0]
+
+
+def test_a_trade_off_is_drawn_beside_the_panels() -> None:
+    rows = [
+        RowResult(label=[name]).with_each(
+            [
+                SeedResult(seed=k, recipe="", numbers={"rsum": rsum + k, "A": a, "B": a + 2 * k})
+                for k in range(2)
+            ]
+        )
+        for name, rsum, a in (("UNITER", 518.0, 61.0), ("TAGS", 515.0, 73.0))
+    ]
+    measures = [ShownMeasure(title="A"), ShownMeasure(title="B")]
+    given = table(rows=rows, measures=measures, trade_off=["A", "B"])
+    charts = charts_of(given)
+    assert [chart.name for chart in charts] == ["measures", "trade-off"]
+    (axes,) = charts[1].draw().axes
+    named = {text.get_text(): text.xy for text in axes.texts if text.get_text()}
+    assert named == {"UNITER": (518.5, 61.5), "TAGS": (515.5, 73.5)}
+    assert len(charts_of(given.model_copy(update={"rows": rows[1:]}))) == 1
+    assert len(charts_of(given.model_copy(update={"trade_off": []}))) == 1

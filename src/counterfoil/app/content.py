@@ -292,7 +292,7 @@ def open_zoo(device: str, registry: Path = zoo.REGISTRY) -> Content:
     correctors: dict[str, Model] = {}
     missing: list[str] = []
     for name, entry in zoo.entries(registry).items():
-        if entry.url is not None:
+        if zoo.location(name, registry=registry) == "to download":
             missing.append(f"{name} is not downloaded yet: counterfoil serve {name}")
             continue
         try:

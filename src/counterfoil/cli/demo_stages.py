@@ -26,8 +26,9 @@ from counterfoil.audit.benchmark import (
     measure_audit,
     planted_captions,
 )
-from counterfoil.audit.report import LINES, SUMMARY
+from counterfoil.audit.findings import LINES
 from counterfoil.audit.report import PAGE as AUDIT_PAGE
+from counterfoil.audit.report import SUMMARY
 from counterfoil.cli.signals import StopSignals
 from counterfoil.cli.train import ADVICE
 from counterfoil.core.config import RunConfig

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 import counterfoil.cli.options as opt
+from counterfoil.cli.evaluate_foils import show_forgetting
 from counterfoil.cli.inputs import DataChoice, check_inputs
 from counterfoil.cli.output import print_json, print_line, print_table, say_fallback
 from counterfoil.core.errors import ConfigError
@@ -107,6 +108,22 @@ def evaluate(
             "wrong answer. Default: report both if more than 1 % of captions are shared.",
         ),
     ] = None,
+    forgetting: Annotated[
+        bool,
+        typer.Option(
+            "--forgetting",
+            help="Compare a fine-tuned run with the model it started from: foils, retrieval, "
+            "classes.",
+        ),
+    ] = False,
+    start: Annotated[
+        Path | None,
+        typer.Option("--start", help="Model to compare with. Default: the run's model.init_from."),
+    ] = None,
+    classes: Annotated[
+        Path | None,
+        typer.Option("--classes", help="File of class names (with --forgetting; see docs)."),
+    ] = None,
     separately: Annotated[
         bool,
         typer.Option("--separately", help="Evaluate runs separately: one table, one row per run."),
@@ -117,7 +134,8 @@ def evaluate(
         typer.Option(
             "--out",
             "-o",
-            help="Also write the report: Markdown if the name ends in .md, else JSON.",
+            help="Also write the report: Markdown if the name ends in .md, else JSON "
+            "(with --forgetting also a picture, .png).",
         ),
     ] = None,
     cache: opt.Cache = opt.CACHE,
@@ -138,6 +156,7 @@ def evaluate(
         --identical-captions positives
       counterfoil evaluate runs/a runs/b runs/c --words --separately \\
         --markdown --out table.md
+      counterfoil evaluate runs/scenes-negclip --forgetting --out tradeoff.png
       counterfoil evaluate runs/scenes-tags --retriever runs/scenes-vse-infty \\
         --shortlist-size 50
     """
@@ -146,6 +165,8 @@ def evaluate(
             "--standardize applies to the averaged scores of an ensemble: name two or more runs, "
             "and leave out --separately, --words and --retriever"
         )
+    if (start is not None or classes is not None) and not forgetting:
+        raise ConfigError("--start and --classes belong to --forgetting: add it")
     extended = cxc is not None or eccv
     if cxc is not None and eccv:
         raise ConfigError("--cxc and --eccv are two lists of positives: give one of them")
@@ -156,7 +177,7 @@ def evaluate(
         )
     if separately and extended:
         raise ConfigError("--cxc and --eccv evaluate one model or ensemble: drop --separately")
-    check_inputs([*runs, retriever], data, format)
+    check_inputs([*runs, retriever, start], data, format)
     from counterfoil.data.splits import leakage_warning
     from counterfoil.training.run_folder import leakage_into
 
@@ -185,7 +206,9 @@ def evaluate(
             settings.warn(warning)
         return selected
 
-    if separately:
+    if forgetting:
+        show_forgetting(runs, start, read, classes, bootstrap, device, out, markdown, as_json)
+    elif separately:
         show_comparison(_compare(runs, read, settings), out, markdown, as_json)
     else:
         own = read(runs[0])

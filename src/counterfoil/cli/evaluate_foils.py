@@ -15,7 +15,10 @@ from counterfoil.core.errors import ConfigError
 from counterfoil.core.zoo import is_pretrained, resolve
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from counterfoil.core.progress import Progress
+    from counterfoil.data.pairs import Split
     from counterfoil.evaluation.foils.fluency import Fluency
     from counterfoil.evaluation.foils.report import FoilReport
     from counterfoil.models.model import Model
@@ -130,6 +133,67 @@ def _show(reports: list[FoilReport], markdown: bool, as_json: bool) -> None:
                 if table:
                     print_table(table)
             print_line(report.notes())
+
+
+def show_forgetting(
+    runs: Sequence[Path],
+    start: Path | None,
+    read: Callable[[Path], Split],
+    classes: Path | None,
+    bootstrap: int,
+    device: str,
+    out: Path | None,
+    markdown: bool,
+    as_json: bool,
+) -> None:
+    """`counterfoil evaluate RUN --forgetting`: a run against the model it started from."""
+    from counterfoil.core.storage.atomic import write_atomically
+    from counterfoil.evaluation.forgetting import compare_with_start
+    from counterfoil.plots.charts import save_figure
+    from counterfoil.training.run_folder import load_model
+
+    if len(runs) != 1:
+        raise ConfigError(f"--forgetting compares one run with its start, got {len(runs)} runs")
+    (run,) = runs
+    begin = start or _start_of(run)
+    split = read(run)
+    models = load_model(begin, device), load_model(run, device)
+    report = compare_with_start(
+        *models,
+        split,
+        names=(begin.resolve().name, run.resolve().name),
+        classes=classes,
+        bootstrap=bootstrap,
+        progress=progress(quiet=as_json or markdown),
+    )
+    if out is not None and out.suffix.lower() == ".png":
+        save_figure(report.chart(), out)
+    elif out is not None:
+        page = report.to_markdown() if out.suffix.lower() == ".md" else report.to_json()
+        write_atomically(out, page)
+    if as_json:
+        print_json(json.loads(report.to_json()))
+    elif markdown:
+        typer.echo(report.to_markdown())
+    else:
+        print_table(report.rows(), title=report.headline())
+        print_line(report.sentence())
+        print_line(report.footnote())
+
+
+def _start_of(run: Path) -> Path:
+    """The model that a run started from."""
+    from counterfoil.training.run_folder import run_config
+
+    config = run_config(run)
+    if config is None or not config.model.init_from:
+        raise ConfigError(
+            f"{run}: did not start from another model (model.init_from); name one with --start"
+        )
+    begin = Path(config.model.init_from)
+    if not begin.is_dir():
+        raise ConfigError(f"{run}: started from {begin}, which is gone; name a copy with --start")
+    return begin
 
 
 def evaluate_judgements(

@@ -61,7 +61,7 @@ def foils(
         str,
         typer.Option(
             help="Words to exchange, comma-separated (rules only): noun, numeral, relation, "
-            "attribute, swap."
+            "attribute, swap (subject and object), word-swap (any two nouns, adjectives …)."
         ),
     ] = "noun,numeral,relation",
     masks: opt.Masks = 20,

@@ -25,7 +25,7 @@ from counterfoil.data.duplicates import spoken
 from counterfoil.data.formats.text_files import json_bytes
 from counterfoil.data.pairs import Split
 from counterfoil.data.text.words import words
-from counterfoil.foils.rules import DEFAULT_KINDS, rule_foils
+from counterfoil.foils.rules import DEFAULT_KINDS, REORDERING, Foil, rule_foils
 
 PARTIAL = ".partial"
 
@@ -303,12 +303,24 @@ def write_rule_foils(
 def _by_rule(
     one: Caption, split: Split, kinds: Sequence[str], count: int, seed: int
 ) -> list[StoredFoil]:
-    avoid = frozenset(word for text in split.captions[one.row] for word in words(text))
     draws = random.Random(f"{seed} {one.image} {one.text}")
     return [
         StoredFoil(one.image, one.text, foil.text, foil.positions, foil.kind, None, one.id)
-        for foil in rule_foils(one.text, draws, kinds, count, avoid)
+        for foil in foils_of_image(one.text, split.captions[one.row], draws, kinds, count)
     ]
+
+
+def foils_of_image(
+    caption: str, own: Sequence[str], draws: random.Random, kinds: Sequence[str], count: int
+) -> list[Foil]:
+    """Rule-made foils of a caption that none of its image's ``own`` captions makes true.
+
+    No foil adds a word of these captions, and none equals one of them.
+    """
+    avoid = frozenset(word for text in own for word in words(text))
+    # other kinds add a word that no caption of the image has
+    true = frozenset() if REORDERING.isdisjoint(kinds) else frozenset(map(spoken, own))
+    return rule_foils(caption, draws, kinds, count, avoid, true)
 
 
 def batches_of(captions: Sequence[Caption], size: int) -> list[Sequence[Caption]]:

@@ -331,6 +331,29 @@ def _is_participle(word: str) -> bool:
     return _is_ing(word) or _is_past(word)
 
 
+def noun_phrases(tags: Sequence[str]) -> list[tuple[int, int]]:
+    """Spans [start, end) of noun phrases: determiners, numbers and adjectives before nouns.
+
+    >>> noun_phrases(tag("a smiling man rides a red bike".split()))
+    [(0, 3), (4, 7)]
+    """
+    spans, start = [], 0
+    for index, word_class in enumerate(tags):
+        ends = word_class == NOUN and tags[index + 1 : index + 2] != [NOUN]
+        if ends:
+            spans.append((start, index + 1))
+        if ends or word_class not in (*_WITHIN_PHRASE, NOUN):
+            start = index + 1
+    return spans
+
+
+def have_same_form(word_class: str, one: str, two: str) -> bool:
+    """Whether two words of a class agree: nouns in number, verbs in form."""
+    if word_class == NOUN:
+        return not _numbers(one).isdisjoint(_numbers(two))
+    return word_class != VERB or _verb_form(one) == _verb_form(two)
+
+
 def keeps_word_class(tokens: Sequence[str], index: int, new: str) -> bool:
     """Whether a new word would have the same part of speech and form as the word it replaces.
 

@@ -1,4 +1,4 @@
-"""Foils by rule, after VSE-C: a caption with a noun, numeral or relation replaced.
+"""Foils by rule: a word replaced, after VSE-C, or two words exchanged, after NegCLIP.
 
 The rules see the caption, not the image, so a foil may happen to be true. Pass the words of the
 image's other captions as ``avoid`` to make that less likely.
@@ -7,9 +7,10 @@ image's other captions as ``avoid`` to make that less likely.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
+from typing import TypeVar
 
 from counterfoil.core.errors import ConfigError, nearest
 from counterfoil.data.duplicates import spoken
@@ -17,29 +18,43 @@ from counterfoil.data.text.words import STOP_WORDS, CaptionWord, caption_words, 
 from counterfoil.foils.grammar import (
     Relating,
     Tokens,
+    have_same_form,
     is_noun,
     is_plural,
     noun_after,
+    noun_phrases,
     relations_of,
     subject_of,
+    tag,
 )
 from counterfoil.foils.lexicon import (
+    ADJECTIVE,
+    ADVERB,
     ATTRIBUTES,
     ATTRIBUTES_ALIKE,
+    CLOSED,
+    CONJUNCTION,
+    DETERMINER,
     DIGITS,
     LONG_RELATIONS,
+    NOUN,
     NOUN_FORMS,
+    NUMBER,
     NUMERALS,
     PLACES,
     RELATIONS,
     RELATIONS_ALIKE,
+    SIGN,
     SYMMETRIC,
     THINGS,
+    VERB,
 )
 
 # An edit maps word indices to new words; a site is a list of alternative edits of the same words.
 Edit = dict[int, str]
 Site = list[Edit]
+
+Item = TypeVar("Item")
 
 # Categories of things that people and animals are *in* or *on* in any scene.
 _SETTINGS = frozenset({"place", "ground", "clothing", "headwear"})
@@ -53,7 +68,13 @@ _AGREEING = frozenset(
 )
 _PLURAL_CLOTHES = frozenset({"clothes", "shorts", "jeans", "pants", "glasses", "gloves"})
 
+_SWAPPED_CLASSES = (NOUN, ADJECTIVE, VERB, ADVERB)
+_SWAP_REACH = 12
+_JOINING = (CONJUNCTION, DETERMINER, SIGN)
+
 DEFAULT_KINDS = ("noun", "numeral", "relation")
+REORDERING = frozenset({"swap", "word-swap"})
+"""Kinds that only reorder words, so that a foil can equal another caption of its image."""
 
 
 def noun_sites(tokens: Tokens, avoid: AbstractSet[str]) -> list[Site]:
@@ -221,12 +242,64 @@ def _in_number(word: str, plural: bool) -> str:
     return next(pair[plural] for pair in names if word in pair)
 
 
+def word_swap_sites(tokens: Tokens, avoid: AbstractSet[str]) -> list[Site]:
+    """Two nouns, adjectives, verbs, adverbs or noun phrases of the sentence exchanged (NegCLIP).
+
+    Words that a conjunction joins are not exchanged: the sentence would mean the same. No word is
+    new, so ``avoid`` excludes nothing.
+    """
+    tags = tag(tokens)
+    sites = []
+    for word_class in _SWAPPED_CLASSES:
+        words_of = [i for i, t in enumerate(tags) if t == word_class and tokens[i] not in CLOSED]
+        pairs = [
+            {i: tokens[j], j: tokens[i]}
+            for i, j in _near_pairs(words_of)
+            if tokens[i] != tokens[j]
+            and have_same_form(word_class, tokens[i], tokens[j])
+            and not _are_joined(tags, (i, i + 1), (j, j + 1))
+        ]
+        sites.append(pairs)
+    sites.append(
+        [
+            edit
+            for one, two in _near_pairs(noun_phrases(tags))
+            if not _are_joined(tags, one, two) and (edit := _exchanged_spans(tokens, one, two))
+        ]
+    )
+    return sites
+
+
+def _near_pairs(items: Sequence[Item]) -> Iterator[tuple[Item, Item]]:
+    """Each item with each of the next few: texts may be long, and pairs are quadratic."""
+    for index, item in enumerate(items):
+        for other in items[index + 1 : index + 1 + _SWAP_REACH]:
+            yield item, other
+
+
+def _are_joined(tags: Sequence[str], one: tuple[int, int], two: tuple[int, int]) -> bool:
+    """Whether only a conjunction or a comma stands between two items, and nothing qualifies one.
+
+    ``a dog and a cat`` means the same when exchanged, ``a red dog and a cat`` does not.
+    """
+    qualified = one[0] > 0 and tags[one[0]] == NOUN and tags[one[0] - 1] in (ADJECTIVE, NUMBER)
+    return not qualified and all(between in _JOINING for between in tags[one[1] : two[0]])
+
+
+def _exchanged_spans(tokens: Tokens, one: tuple[int, int], two: tuple[int, int]) -> Edit:
+    """The edit that exchanges two spans; the words between them move if the lengths differ."""
+    first, between = tokens[slice(*one)], tokens[one[1] : two[0]]
+    new = [*tokens[slice(*two)], *between, *first]
+    return {i: word for i, word in enumerate(new, one[0]) if word != tokens[i]}
+
+
 SITES: dict[str, Callable[[Tokens, AbstractSet[str]], Iterable[Site]]] = {
     "noun": noun_sites,
     "numeral": numeral_sites,
     "relation": relation_sites,
     "attribute": attribute_sites,
     "swap": swap_sites,
+    "word-swap": word_swap_sites,
 }
 KINDS = tuple(SITES)
 
@@ -256,11 +329,12 @@ def rule_foils(
 ) -> list[Foil]:
     """Up to ``count`` different foils of a caption; none if no rule applies.
 
-    ``kinds`` are ``noun``, ``numeral``, ``relation``, ``attribute`` (color, size, pattern) and
-    ``swap`` (subject and object of a relation swapped). Each foil has one of them, drawn uniformly
-    from those that apply to the caption. No foil adds a word of ``avoid`` (lower case) or a synonym
-    of one, apart from articles. No foil is one of the ``true`` sentences, given as `spoken`: a swap
-    may repeat another caption of the image.
+    ``kinds`` are ``noun``, ``numeral``, ``relation``, ``attribute`` (color, size, pattern),
+    ``swap`` (subject and object of a relation swapped) and ``word-swap`` (any two nouns,
+    adjectives, verbs, adverbs or noun phrases exchanged, as NegCLIP does). Each foil has one of
+    them, drawn uniformly from those that apply to the caption. No foil adds a word of ``avoid``
+    (lower case) or a synonym of one, apart from articles. No foil is one of the ``true`` sentences,
+    given as `spoken`: a swap may repeat another caption of the image.
 
     >>> rule_foils("A dog on a table.", random.Random(2), kinds=["swap"])[0].text
     'A table on a dog.'

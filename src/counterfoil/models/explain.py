@@ -100,18 +100,18 @@ def explain_pair(
     )
 
 
-def _choose_method(model: Explainable, parts: WordParts | None, asked: Method | None) -> Method:
-    """The method asked for, or the one that was better on dev, or parts if there are any."""
+def _choose_method(model: Explainable, parts: WordParts | None, method: Method | None) -> Method:
+    """The given method, or the one that was better on dev, or parts if there are any."""
     if parts is None:
-        if asked == "parts":
+        if method == "parts":
             raise ConfigError(
                 "this matcher has no parts per word; use method 'leave-one-out' or leave it out"
             )
         return "leave-one-out"
-    if asked is not None and asked not in METHODS:
-        raise ConfigError(f"method: expected one of {', '.join(METHODS)}, got {asked!r}")
+    if method is not None and method not in METHODS:
+        raise ConfigError(f"method: expected one of {', '.join(METHODS)}, got {method!r}")
     measured = model.yardstick.word_method if model.yardstick is not None else None
-    return asked or measured or "parts"
+    return method or measured or "parts"
 
 
 @torch.inference_mode()

@@ -38,6 +38,10 @@ class Scale(nn.Module):
             nn.Parameter(torch.tensor(math.log(initial))) if learned else None
         )
 
+    @classmethod
+    def of_temperature(cls, temperature: float, learned: bool) -> Scale:
+        return cls(1 / temperature if temperature else math.inf, learned)
+
     def forward(self, scores: Tensor) -> Tensor:
         if self.log is None:
             return scores.new_tensor(self.constant)
@@ -65,13 +69,13 @@ class InfoNCE(Objective):
     ) -> None:
         super().__init__()
         self.margin, self.form = margin, form
-        self.scale = Scale(1 / temperature if temperature else math.inf, learned)
+        self.scale = Scale.of_temperature(temperature, learned)
 
     def compute(self, scores: Tensor, positives: Tensor, context: Context) -> LossReport:
         scores = at_least_float32(scores)
         scale = self.scale(scores)
         directions = both_directions(scores, positives, context)
-        losses = [self._one_direction(anchors, scale) for anchors in directions]
+        losses = [softmax_loss(anchors, scale, self.margin) for anchors in directions]
         loss = losses[0] + losses[1]
         diagnostics = {"infonce/temperature": 1 / scale.detach()}
         return LossReport(loss / 2 if self.form == "clip" else loss, diagnostics)
@@ -84,11 +88,13 @@ class InfoNCE(Objective):
         loss = max(exponent, 0.0) + math.log1p(math.exp(-abs(exponent)))
         return loss if self.form == "clip" else 2 * loss
 
-    def _one_direction(self, anchors: Anchors, scale: Tensor) -> Tensor:
-        gaps = (anchors.scores - anchors.positive[:, None] + self.margin) * scale
-        own = torch.zeros_like(gaps[:, :1])  # the positive, without the margin
-        logits = torch.cat([own, gaps.masked_fill(~anchors.is_negative, -torch.inf)], 1)
-        return logits.logsumexp(1).mean()
+
+def softmax_loss(anchors: Anchors, scale: Tensor, margin: float = 0.0) -> Tensor:
+    """Mean cross-entropy of one direction: each positive against its negatives."""
+    gaps = (anchors.scores - anchors.positive[:, None] + margin) * scale
+    own = torch.zeros_like(gaps[:, :1])  # the positive, without the margin
+    logits = torch.cat([own, gaps.masked_fill(~anchors.is_negative, -torch.inf)], 1)
+    return logits.logsumexp(1).mean()
 
 
 @objectives.register("siglip")

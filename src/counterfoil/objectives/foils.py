@@ -1,9 +1,13 @@
-"""Foils as extra negative captions: a hinge between each pair and the foils of its caption."""
+"""Foils as extra negative captions: their scores in a batch, and a hinge of each pair to its own.
+
+The contrastive losses with foils (`negclip`, `ce_clip`, `triplet_clip`, `fsc_clip`) are built on
+`FoilBased` and `foil_matrix`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -12,7 +16,9 @@ from counterfoil.core.distributed import gather_counts, gather_rows, rank
 from counterfoil.core.errors import TrainingError
 from counterfoil.data.batches.collate import BatchExtras, PairBatch, TextBatch
 from counterfoil.data.batches.dataset import ExtraNegativeSource
+from counterfoil.encoders.encoded import Encoded, Needs
 from counterfoil.objectives.base import (
+    Anchors,
     Context,
     LossReport,
     NegativeSelection,
@@ -23,6 +29,7 @@ from counterfoil.objectives.base import (
 )
 from counterfoil.objectives.services import BatchServices, RunSetup
 
+_MIXING = 0x2545F4914F6CDD1D
 NO_OWNER = -1
 """Owner of a placeholder text, for a process without foils."""
 
@@ -41,17 +48,32 @@ def pair_images(batch: PairBatch) -> Tensor:
     return (batch.owners[:, None] == batch.image_ids).int().argmax(1)
 
 
-@objectives.register("foils")
-class FoilObjective(Objective):
-    """Hinge on foils of each caption; use it with another objective: {hardest: 1, foils: 0.5}.
-
-    ``source`` is ``rules`` (or a selection: ``rules:noun,swap``) or a JSONL file of foils;
-    ``count`` foils are added per caption. The cost of a pair is that of its hardest foil
-    (``hardest``), or the mean over its foils. A pair without foils costs nothing, and is part of
-    the mean over pairs (``reduction="mean"``).
-    """
+class FoilBased(Objective):
+    """An objective with foils of each caption: ``count`` of them from a ``source``."""
 
     requires = "foil captions and the model that scores them"
+
+    def __init__(self, source: str, count: int) -> None:
+        super().__init__()
+        self.source, self.count = source, count
+        self.foils: ExtraNegativeSource | None = None
+
+    def prepare(self, training: RunSetup) -> None:
+        self.foils = training.foils(self.source, self.count)
+
+    def extra_negatives(self) -> ExtraNegativeSource | None:
+        return self.foils
+
+
+@objectives.register("foils")
+class FoilObjective(FoilBased):
+    """Hinge on foils of each caption; use it with another objective: {hardest: 1, foils: 0.5}.
+
+    ``source`` is ``rules`` (or a selection: ``rules:noun,swap``), a JSONL file of foils, or the
+    folder of a run trained with TAGS that writes them; ``count`` foils are added per caption. The
+    cost of a pair is that of its hardest foil (``hardest``), or the mean over its foils. A pair
+    without foils costs nothing, and is part of the mean over pairs (``reduction="mean"``).
+    """
 
     def __init__(
         self,
@@ -62,16 +84,8 @@ class FoilObjective(Objective):
         reduction: Reduction = "sum",
         hardest: bool = True,
     ) -> None:
-        super().__init__()
-        self.source, self.count = source, count
+        super().__init__(source, count)
         self.margin, self.reduction, self.hardest = margin, reduction, hardest
-        self.foils: ExtraNegativeSource | None = None
-
-    def prepare(self, training: RunSetup) -> None:
-        self.foils = training.foils(self.source, self.count)
-
-    def extra_negatives(self) -> ExtraNegativeSource | None:
-        return self.foils
 
     def compute(self, scores: Tensor, positives: Tensor, context: Context) -> LossReport:
         services, extra = extra_items(context, "foils")
@@ -81,7 +95,9 @@ class FoilObjective(Objective):
         foils, owners = foil_scores(services, extra)
         costs = foil_costs(positive, foils, owners, self.margin, self.hardest)
         loss = costs.sum() if self.reduction == "sum" else costs.mean()
-        return LossReport(loss, _diagnostics(positive, foils, owners) if context.logging else {})
+        return LossReport(
+            loss, foil_diagnostics(positive, foils, owners) if context.logging else {}
+        )
 
     def loss_at_equal_scores(self, anchors: int, negatives: float, epoch: int = 0) -> float | None:
         """The margin per pair: exact if every caption has a foil."""
@@ -113,15 +129,91 @@ def foil_scores(services: BatchServices, extra: BatchExtras) -> tuple[Tensor, Te
     A process without foils scores one of its captions, which is dropped afterwards: collective
     operations of layers and matchers need all processes.
     """
-    texts, owners = extra.texts, extra.text_owners
-    if texts is None:
-        texts, owners = _first(services.batch.texts), owners.new_full((1,), NO_OWNER)
+    texts, owners = foils_or_placeholder(services, extra)
     images = services.images[pair_images(services.batch)[owners.clamp(min=0)]]
     scores = services.paired(images, services.encode_texts(texts))
-    before = sum(gather_counts(len(services.batch.owners), owners.device)[: rank()])
-    all_owners = gather_rows(torch.where(owners == NO_OWNER, NO_OWNER, owners + before))
+    all_owners = gather_owners(services, owners)
     real = all_owners != NO_OWNER
     return scores[real], all_owners[real]
+
+
+def foils_or_placeholder(services: BatchServices, extra: BatchExtras) -> tuple[TextBatch, Tensor]:
+    """The foils of this process and their pairs; one caption with `NO_OWNER` if it has none."""
+    if extra.texts is not None:
+        return extra.texts, extra.text_owners
+    return first_text(services.batch.texts), extra.text_owners.new_full((1,), NO_OWNER)
+
+
+def gather_owners(services: BatchServices, owners: Tensor) -> Tensor:
+    """Pairs of the global batch, of all processes; `NO_OWNER` stays."""
+    before = sum(gather_counts(len(services.batch.owners), owners.device)[: rank()])
+    return gather_rows(torch.where(owners == NO_OWNER, NO_OWNER, owners + before))
+
+
+@dataclass(frozen=True)
+class FoilMatrix:
+    """Scores [n_images, F] of all images of a batch with all its foils.
+
+    ``owners`` [F] are the pairs that the foils belong to. ``is_negative`` [n_images, F] is False if
+    an image of the batch has a caption with exactly the words of the foil. ``encoded`` are the
+    foils of this process, with a placeholder if it has none, of pairs ``local_owners``.
+    """
+
+    scores: Tensor
+    owners: Tensor
+    is_negative: Tensor
+    encoded: Encoded
+    local_owners: Tensor
+
+    def own(self, rows: Tensor) -> Tensor:
+        """Scores [F] of each foil with the image of its pair; ``rows`` [P] are these images."""
+        at = rows[self.owners]
+        return self.scores[at, torch.arange(len(at), device=at.device)]
+
+
+def foil_matrix(
+    services: BatchServices, extra: BatchExtras, positives: Tensor, needs: Needs | None = None
+) -> FoilMatrix | None:
+    """The foils of a batch, scored with all images; None if no process has any."""
+    if not any(gather_counts(len(extra.text_owners), positives.device)):
+        return None
+    texts, owners = foils_or_placeholder(services, extra)
+    encoded = services.encode_texts(texts, needs)
+    scores = services.matrix(services.images, encoded)
+    all_owners = gather_owners(services, owners)
+    real = (all_owners != NO_OWNER).nonzero()[:, 0]
+    captions, foils = (gather_rows(text_keys(x)) for x in (services.batch.texts, texts))
+    same = captions[:, None] == foils[None, real]
+    has_caption = (positives.float() @ same.float()) > 0
+    return FoilMatrix(scores[:, real], all_owners[real], ~has_caption, encoded, owners)
+
+
+def text_keys(texts: TextBatch) -> Tensor:
+    """A number [n] per text, equal for equal token ids, whatever the padding."""
+    width = texts.ids.shape[1]
+    factors = torch.arange(1, width + 1, device=texts.ids.device) * _MIXING
+    keys = (texts.ids + 1) * factors  # integers wrap around
+    keys = (keys ^ (keys >> 29)) * _MIXING
+    return torch.where(texts.mask, keys, 0).sum(1)
+
+
+def pair_rows(scores: Tensor, positives: Tensor, context: Context) -> Tensor:
+    """Row of the image of each pair, in the order of `both_directions`."""
+    if context.on_diagonal and scores.shape[0] == scores.shape[1]:
+        return torch.arange(len(scores), device=scores.device)
+    return positives.nonzero()[:, 0]
+
+
+def with_foils(anchors: Anchors, foils: FoilMatrix | None, rows: Tensor) -> Anchors:
+    """The anchors of image → text with all foils of the batch as further candidates."""
+    if foils is None:
+        return anchors
+    scores = foils.scores.to(anchors.scores.dtype)
+    return Anchors(
+        anchors.positive,
+        torch.cat([anchors.scores, scores[rows]], 1),
+        torch.cat([anchors.is_negative, foils.is_negative[rows]], 1),
+    )
 
 
 def foil_costs(
@@ -136,12 +228,12 @@ def foil_costs(
 
 
 @torch.no_grad()
-def _diagnostics(positive: Tensor, foils: Tensor, owners: Tensor) -> dict[str, Tensor]:
+def foil_diagnostics(positive: Tensor, foils: Tensor, owners: Tensor) -> dict[str, Tensor]:
     """Share of foils that score below the true caption, and the mean difference."""
     gap = positive[owners] - foils
     return {"foils/accuracy": (gap > 0).float().mean(), "foils/gap": gap.mean()}
 
 
-def _first(texts: TextBatch) -> TextBatch:
+def first_text(texts: TextBatch) -> TextBatch:
     graph = texts.graph[:1] if texts.graph is not None else None
     return replace(texts, ids=texts.ids[:1], mask=texts.mask[:1], graph=graph)

@@ -21,7 +21,7 @@ from counterfoil.data.batches.collate import ImageBatch, PairBatch, TextBatch
 from counterfoil.data.batches.dataset import ExtraNegativeSource
 from counterfoil.data.pairs import Split
 from counterfoil.data.text.tokenizers import TextProcessor
-from counterfoil.encoders.encoded import Encoded
+from counterfoil.encoders.encoded import Encoded, Needs
 from counterfoil.matchers.base import Matcher
 from counterfoil.objectives.positives import Twins
 
@@ -47,12 +47,21 @@ class BatchServices(Protocol):
 
     def encode_images(self, images: ImageBatch) -> Encoded: ...
 
-    def encode_texts(self, texts: TextBatch) -> Encoded: ...
+    def encode_texts(self, texts: TextBatch, needs: Needs | None = None) -> Encoded:
+        """Encoded texts, with the parts that the matcher and ``needs`` name."""
+        ...
 
     def paired(self, images: Encoded, texts: Encoded) -> Tensor:
         """Scores [n] of image ``k`` with text ``k``, gathered from all processes in order.
 
         Each process must pass at least one pair.
+        """
+        ...
+
+    def matrix(self, images: Encoded, texts: Encoded) -> Tensor:
+        """Scores [n_images, n_texts] of the images and the texts of all processes, in order.
+
+        Each process must pass at least one image and one text.
         """
         ...
 
@@ -142,6 +151,20 @@ class Generator(Protocol):
     def __call__(self, services: BatchServices, step: int) -> Generated: ...
 
 
+class NegativeImages(ExtraNegativeSource, Protocol):
+    """Foils of each caption, fixed for a run, with the images that show them.
+
+    Image ``k`` of a pair shows its text ``k``; texts without an image come last. ``images`` [F] are
+    indices of the retrieved images, None if they are drawn.
+    """
+
+    images: NDArray[np.int64] | None
+
+    def refresh(self, survey: TrainSplitScores) -> None:
+        """Retrieve the images again, with the model in training, if it is the retriever."""
+        ...
+
+
 class RunSetup(Protocol):
     """A run before its first step: its data, the shape of its model, and access to other runs."""
 
@@ -168,7 +191,14 @@ class RunSetup(Protocol):
         ...
 
     def foils(self, source: str, count: int) -> ExtraNegativeSource:
-        """Foil captions of each caption: by ``"rules"``, or from a JSONL file."""
+        """Foil captions of each caption: by ``"rules"``, from a JSONL file, or by a run."""
+        ...
+
+    def negative_images(self, foils: ExtraNegativeSource, images: str) -> NegativeImages:
+        """Foils with images that show them: ``"drawn"``, ``"retrieved"`` or by a run.
+
+        ``"auto"`` draws false scenes if the split is drawn, and retrieves otherwise.
+        """
         ...
 
     def generator(self, options: GeneratorOptions, heads: Sequence[str]) -> Generator:
@@ -184,6 +214,10 @@ class TrainSplitScores(Protocol):
 
         Pairs are on the diagonal.
         """
+        ...
+
+    def nearest_images(self, texts: Sequence[str], owners: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The best-scoring image of the split for each text, other than its owner; -1: none."""
         ...
 
 

@@ -67,6 +67,20 @@ class Mark:
     line: str = ""
 
 
+@dataclass(frozen=True)
+class TradeOff:
+    """A model by its retrieval (RSUM) and its share of true captions above foils, in percent.
+
+    Spreads are deviations over seeds.
+    """
+
+    name: str
+    retrieval: float
+    foils: float
+    retrieval_spread: float | None = None
+    foils_spread: float | None = None
+
+
 @styled
 def pair_chart(
     pairs: Sequence[Pair], title: str = "", names: tuple[str, str] = ("ours", "the paper's")
@@ -218,3 +232,34 @@ def _name_points(axes: Axes, marks: Sequence[Mark]) -> None:
             ha="right" if right else "left",
             va="center",
         )
+
+
+@styled
+def trade_off_chart(points: Sequence[TradeOff], title: str = "") -> Figure:
+    """Foils against retrieval: the first point is the start, with an arrow to each other one."""
+    figure, axes, _ = new_axes(title, "RSUM (retrieval)", "true caption > foil, %", [])
+    if not points:
+        show_no_data(axes)
+        return figure
+    start = points[0]
+    for index, point in enumerate(points):
+        axes.errorbar(
+            point.retrieval,
+            point.foils,
+            yerr=point.foils_spread,
+            xerr=point.retrieval_spread,
+            fmt="o",
+            capsize=2,
+            color=color(index),
+        )
+        if index:
+            axes.annotate(
+                "",
+                (point.retrieval, point.foils),
+                xytext=(start.retrieval, start.foils),
+                arrowprops={"arrowstyle": "->", "color": color(index), "alpha": 0.3},
+            )
+    axes.margins(x=0.15, y=0.15)
+    axes.grid(visible=True)
+    _name_points(axes, [Mark(p.retrieval, p.foils, name=p.name) for p in points])
+    return figure

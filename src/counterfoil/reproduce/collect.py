@@ -128,6 +128,7 @@ class _Collector:
                 ShownMeasure(title=c.title, decimals=c.decimals) for c in artifact.measures
             ],
             "claims": artifact.claims,
+            "trade_off": artifact.trade_off,
         }
         if isinstance(artifact, Examples) and self.with_measures:
             try:

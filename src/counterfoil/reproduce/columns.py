@@ -36,6 +36,8 @@ RETRIEVED = ("hardest-of-batch", "hardest-of-split")
 
 WORD_NUMBERS = ("word_auc", "word_ap", "caption_auc", "caption_ap", "pair_accuracy")
 TAU = "tau"
+FORGETTING_NUMBERS = ("i2t_change", "t2i_change", "foil_change", "class_change")
+"""Changes against the model that a run started from, of its forgetting report."""
 COST_NUMBERS = ("seconds", "device_seconds", "gpu_seconds", "updates", "best_epoch", "dev_rsum")
 
 
@@ -110,10 +112,11 @@ FOIL_NUMBERS = (
 class MeasureColumn(Section):
     """A column besides recalls: one number of a `FoilReport`, a `WordReport` or a `Cost`.
 
-    ``foils`` is their source: ``rules``, the row's ``own`` run, another run (``tags@+1``), or
-    captions of other images (`RETRIEVED`). A ``blind`` run writes them for blank images. With
-    ``rules``, numbers of a `WordReport` are about the words that the rules replaced. Without
-    ``foils``, they are about captions made false from the ground truth of drawn scenes.
+    ``foils`` is their source: ``rules`` (or ``rules:word-swap``), the row's ``own`` run, another
+    run (``tags@+1``), or captions of other images (`RETRIEVED`). A ``blind`` run writes them for
+    blank images. With ``rules``, numbers of a `WordReport` are about the words that the rules
+    replaced. Without ``foils``, they are about captions made false from the ground truth of drawn
+    scenes.
 
     ``judgements`` is a file of human judgements in the folder of the data; its number is ``tau``.
     """
@@ -128,7 +131,12 @@ class MeasureColumn(Section):
     @property
     def writer(self) -> str | None:
         """The run that writes the foils, if it is not the row's."""
-        return None if self.foils in (None, RULES, OWN, *RETRIEVED) else self.foils
+        return None if self._by_rules or self.foils in (None, OWN, *RETRIEVED) else self.foils
+
+    @property
+    def _by_rules(self) -> bool:
+        """Foils by all rules, or by named ones (``rules:word-swap``)."""
+        return self.foils is not None and self.foils.partition(":")[0] == RULES
 
     def of_row(self, foils: str | None, blind: bool) -> Self:
         """The column for one row, which may set the source of its ``own`` foils."""
@@ -145,6 +153,10 @@ class MeasureColumn(Section):
         return self.number in COST_NUMBERS
 
     @property
+    def is_forgetting(self) -> bool:
+        return self.number in FORGETTING_NUMBERS
+
+    @property
     def of_rule_words(self) -> bool:
         return self.foils == RULES and self.number in WORD_NUMBERS
 
@@ -153,7 +165,7 @@ class MeasureColumn(Section):
         if self.judgements is not None:
             return (TAU,)
         if self.foils is None:
-            return (*WORD_NUMBERS, *COST_NUMBERS)
+            return (*WORD_NUMBERS, *COST_NUMBERS, *FORGETTING_NUMBERS)
         return (*FOIL_NUMBERS, *WORD_NUMBERS) if self.foils == RULES else FOIL_NUMBERS
 
     @model_validator(mode="after")

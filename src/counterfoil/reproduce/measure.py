@@ -34,6 +34,7 @@ from counterfoil.evaluation.foils.sets import (
     foils_by,
     foils_of_model,
 )
+from counterfoil.evaluation.forgetting import REPORT_FILE, ForgettingReport
 from counterfoil.evaluation.judgements import JudgementReport
 from counterfoil.evaluation.judgements import evaluate_judgements as judge_by_people
 from counterfoil.evaluation.report import Report, RetrievalReport, WordReport
@@ -206,6 +207,8 @@ class MeasureEvaluator:
         value: float | None
         if column.is_cost:
             value = getattr(read_cost(run.folder), column.number)
+        elif column.is_forgetting:
+            value = _forgotten(run.folder).get(column.number)
         elif column.judgements is not None:
             value = self._tau(column.judgements, run)
         elif column.foils is None or column.of_rule_words:
@@ -217,7 +220,7 @@ class MeasureEvaluator:
 
     def known(self, column: MeasureColumn, run: PlannedRun, writer: PlannedRun | None) -> bool:
         """Whether the number is in the cache."""
-        if column.is_cost:
+        if column.is_cost or column.is_forgetting:
             return True
         if column.judgements is not None:
             return self._path(self._tau_key(column.judgements, run)).is_file()
@@ -336,6 +339,14 @@ class MeasureEvaluator:
 def _source(column: MeasureColumn, writer: PlannedRun | None) -> str:
     """The source of a column's foils: the digest of the writer, or a name."""
     return writer.digest if writer is not None else str(column.foils)
+
+
+def _forgotten(folder: Path) -> dict[str, float]:
+    """The changes against its start that a run reports; none if it started from nothing."""
+    path = folder / REPORT_FILE
+    if not path.is_file():
+        return {}
+    return ForgettingReport.from_json(path.read_text(encoding="utf-8")).numbers()
 
 
 def _model(run: PlannedRun) -> Model:

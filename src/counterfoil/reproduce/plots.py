@@ -15,9 +15,11 @@ from counterfoil.plots.comparison import (
     Mark,
     Pair,
     Panel,
+    TradeOff,
     pair_chart,
     panel_chart,
     point_chart,
+    trade_off_chart,
 )
 from counterfoil.plots.maps import (
     DensityPanel,
@@ -78,7 +80,7 @@ def charts_of(result: Reproduction) -> list[Chart]:
     if result.kind == "sweep":
         return _sweep_charts(result)
     if result.kind == "table":
-        return _panels(result) if result.measures else _bars(result)
+        return [*_panels(result), *_trade_off(result)] if result.measures else _bars(result)
     return _speeds(result)
 
 
@@ -159,6 +161,20 @@ def _panels(result: Reproduction) -> list[Chart]:
     names = [row.name for row in rows]
     chart = Chart("measures", partial(panel_chart, names, panels, result.title))
     return [chart] if rows and panels else []
+
+
+def _trade_off(result: Reproduction) -> list[Chart]:
+    """Foils against RSUM, from the first row to each other one; not with fewer than two rows."""
+    points = []
+    for row in result.rows if result.trade_off else ():
+        rsum, foils = row.numbers.get("rsum"), row.total(result.trade_off)
+        if rsum is not None and foils is not None:
+            count = len(result.trade_off)
+            spread = None if foils.std is None else foils.std / count
+            point = TradeOff(row.name, rsum.mean, foils.mean / count, rsum.std, spread)
+            points.append(point)
+    drawn = partial(trade_off_chart, points, result.title)
+    return [Chart("trade-off", drawn)] if len(points) > 1 else []
 
 
 def _dot(number: Measure | None) -> Dot | None:

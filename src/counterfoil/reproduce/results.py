@@ -250,6 +250,7 @@ class Reproduction(Report):
     published_title: str | None = None
     published_elsewhere: bool = False
     claims: list[Claim] = Field(default_factory=list)
+    trade_off: list[str] = Field(default_factory=list)
     key: str = ""
     judged_on: str = "test"
     folds: int | None = None

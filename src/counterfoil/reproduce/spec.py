@@ -178,12 +178,14 @@ class Measured(_WithRows):
 
     ``metrics`` selects among these. ``measures`` are further columns; ``foils`` has the options of
     those measured on foils. ``claims`` are differences between rows that the paper reports.
+    ``trade_off`` are titles of measures, whose mean is drawn against RSUM.
     """
 
     metrics: list[str] = Field(list(METRICS))
     measures: list[MeasureColumn] = Field(default_factory=list)
     foils: FoilOptions = FoilOptions()
     claims: list[Claim] = Field(default_factory=list)
+    trade_off: list[str] = Field(default_factory=list)
 
     @property
     def used(self) -> list[str]:
@@ -205,6 +207,9 @@ class Measured(_WithRows):
         titles = [column.title for column in self.measures]
         if len(set(titles)) < len(titles):
             raise ValueError("measures: two columns have the same title")
+        for title in self.trade_off:
+            if title not in titles:
+                raise ValueError(f"trade_off: no measure '{title}'{nearest(title, titles)}")
         known = [row.name for row in self.rows]
         for claim in self.claims:
             for name in (claim.better, claim.worse):

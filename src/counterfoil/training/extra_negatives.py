@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import random
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,19 +13,23 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from counterfoil.core.config import model_folder
+from counterfoil.core.distributed import on_first_process
 from counterfoil.core.errors import ConfigError, DataError, TrainingError
 from counterfoil.core.progress import Progress, Silent
+from counterfoil.core.tensors.modes import eval_mode
 from counterfoil.data.batches.dataset import ExtraItems, ExtraNegativeSource
-from counterfoil.data.duplicates import spoken
 from counterfoil.data.pairs import Split
-from counterfoil.data.text.words import words
 from counterfoil.foils import DEFAULT_KINDS, rule_foils
-from counterfoil.foils.files import foils_by_caption
+from counterfoil.foils.files import foils_by_caption, foils_of_image, split_digest
+from counterfoil.models.foil_files import write_model_foils
 from counterfoil.models.model import Model
 from counterfoil.objectives.positives import Twins
+from counterfoil.objectives.services import GeneratorOptions
 from counterfoil.scoring.encode import encode_images, encode_texts
 from counterfoil.scoring.engine import scored_tiles
 from counterfoil.scoring.plan import plan_scores
+from counterfoil.training.guides.manifest import weights_digest
 
 Indices = NDArray[np.int64]
 
@@ -41,6 +46,8 @@ _LOW = (1 << 32) - 1
 _EMPTY = -(1 << 63)
 
 RULES = "rules"
+WRITTEN_MASKS, WRITTEN_SAMPLES = 5, 5
+"""Masks per caption and fillings per mask, of foils that a run writes for another one."""
 
 
 # A score and the index of its candidate are packed into one integer, ordered by score and then by
@@ -156,6 +163,32 @@ def mine(
     )
 
 
+@torch.inference_mode()
+def nearest_images(
+    model: Model,
+    split: Split,
+    texts: Sequence[str],
+    owners: Indices,
+    progress: Progress | None = None,
+) -> Indices:
+    """The best-scoring readable image of a split for each text, except its owner; -1: none."""
+    progress = progress or Silent()
+    with eval_mode(model):
+        encoded, readable, _ = encode_images(model, split, progress=progress)
+        captions = encode_texts(model, texts, progress=progress)
+        row_of = np.full(len(split), NO_CANDIDATE, dtype=np.int64)
+        row_of[readable] = np.arange(len(readable))
+        own = torch.from_numpy(row_of[owners]).to(model.device)
+        plan = plan_scores(encoded, captions, pairs=MAX_RANKED_PAIRS)
+        tiles = scored_tiles(model.matcher, encoded, captions, plan)
+        blocks = (
+            (tile.rows, plan.columns(tile), scores)
+            for tile, scores in progress.track(tiles, "retrieving images", len(plan.tiles))
+        )
+        best = best_wrong(blocks, own, len(readable), 1)[1]
+    return _in_split(best, np.arange(len(texts)), np.array(readable), len(texts))[:, 0]
+
+
 def _protected(
     twins: Twins, images: Indices, texts: Indices, device: torch.device
 ) -> Callable[[slice, Tensor], Tensor]:
@@ -186,11 +219,8 @@ class RuleFoils:
 
     def of(self, caption: int, rng: np.random.Generator) -> ExtraItems:
         own = self.split.captions[int(self.split.image_of[caption])]
-        avoid = frozenset(word for text in own for word in words(text))
         draws = random.Random(int(rng.integers(1 << 62)))
-        # other kinds add a word that no caption of the image has
-        true = frozenset(map(spoken, own)) if "swap" in self.kinds else frozenset()
-        foils = rule_foils(self.split.texts[caption], draws, self.kinds, self.count, avoid, true)
+        foils = foils_of_image(self.split.texts[caption], own, draws, self.kinds, self.count)
         return ExtraItems(texts=tuple(foil.text for foil in foils))
 
 
@@ -207,6 +237,35 @@ class ListedFoils:
             return ExtraItems(texts=foils)
         drawn = rng.choice(len(foils), self.count, replace=False)
         return ExtraItems(texts=tuple(foils[index] for index in drawn))
+
+
+def foils_by_run(
+    run: Path,
+    count: int,
+    split: Split,
+    load: Callable[[str], Model],
+    cache: Path | None,
+    progress: Progress,
+) -> ListedFoils:
+    """Foils of a split that a run trained with TAGS writes; once, into ``cache`` or beside the run.
+
+    The file is named after the weights, the split and the options, so later runs read it.
+    """
+    options = GeneratorOptions(WRITTEN_MASKS, WRITTEN_SAMPLES, count, 1.5, "graph", "rules")
+    weights = weights_digest(model_folder(run))
+    key = hashlib.sha256(f"{split_digest(split)} {weights} {options}".encode()).hexdigest()[:12]
+    path = (cache or run.parent) / "model-foils" / f"{run.name}-{split.name}-{key}.jsonl"
+
+    def write() -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if not path.is_file():
+            model = load(str(run))
+            write_model_foils(model, split, path, options, weights=weights, progress=progress)
+
+    on_first_process(write)
+    foils = foils_by_caption(path, split)
+    progress.say(f"{path}: foils for {len(foils)} of {len(split.texts)} captions")
+    return ListedFoils(foils, count)
 
 
 def foil_negatives(
@@ -228,7 +287,7 @@ def foil_negatives(
     path = Path(source)
     if not path.is_file():
         raise ConfigError(
-            f"foils: '{source}' is neither '{RULES}' nor a file; give the path of a JSONL file "
+            f"foils: '{source}' is neither '{RULES}' nor a file nor a run; give a JSONL file "
             'with lines such as {"image": "12", "caption": "a dog runs", "foil": "a cat runs"}'
         )
     foils = foils_by_caption(path, split)

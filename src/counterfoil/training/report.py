@@ -27,11 +27,12 @@ STYLE = (Path(__file__).parent / "report.css").read_text(encoding="utf-8")
 
 @dataclass(frozen=True)
 class Section:
-    """A result besides retrieval: a title, sentences, and a table whose first row is its header."""
+    """A result besides retrieval: a title, sentences, a table with a header, and a chart (SVG)."""
 
     title: str
     sentences: Sequence[str]
     rows: Sequence[Sequence[str]] = ()
+    chart: str = ""
 
 
 def write_report(
@@ -74,11 +75,15 @@ def draw(plots: Mapping[str, Plot], folder: Path | None) -> str:
         figure = line_chart(light, title, x_label, y_label)
         if folder is not None:
             save_figure(figure, folder / f"{name}.png")
-        data = base64.b64encode(to_svg(figure).encode()).decode("ascii")
-        # As an image, because the ids of several inline SVGs would clash.
-        image = f'<img alt="{clean(title)}" src="data:image/svg+xml;base64,{data}">'
-        figures.append(f"<figure>{image}</figure>")
+        figures.append(_figure(title, to_svg(figure)))
     return "".join(figures)
+
+
+def _figure(title: str, svg: str) -> str:
+    # As an image, because the ids of several inline SVGs would clash.
+    data = base64.b64encode(svg.encode()).decode("ascii")
+    image = f'<img alt="{clean(title)}" src="data:image/svg+xml;base64,{data}">'
+    return f"<figure>{image}</figure>"
 
 
 def warning_box(records: Sequence[dict[str, Any]], most: int = 8) -> str:
@@ -104,7 +109,8 @@ def _titled(report: RetrievalReport) -> list[tuple[str, list[tuple[str, ...]]]]:
 def _section(section: Section) -> str:
     sentences = "".join(f"<p>{clean(sentence)}</p>" for sentence in section.sentences)
     table = _table("", section.rows) if section.rows else ""
-    return f"<h2>{clean(section.title)}</h2>{sentences}{table}"
+    chart = _figure(section.title, section.chart) if section.chart else ""
+    return f"<h2>{clean(section.title)}</h2>{sentences}{table}{chart}"
 
 
 def _table(title: str, table: Sequence[Sequence[str]]) -> str:

@@ -14,7 +14,7 @@ import torch
 from counterfoil.core import zoo
 from counterfoil.core.config import RunConfig, model_folder
 from counterfoil.core.distributed import on_first_process, rank
-from counterfoil.core.errors import CheckpointError, ConfigError, DataError
+from counterfoil.core.errors import CheckpointError, ConfigError, CounterfoilError, DataError
 from counterfoil.core.progress import Progress, Silent
 from counterfoil.core.storage.atomic import write_atomically
 from counterfoil.core.tensors.device import choose_device
@@ -32,6 +32,7 @@ from counterfoil.data.splits import (
 from counterfoil.encoders.bert import loading_notes
 from counterfoil.evaluation.corrections import choose_rule
 from counterfoil.evaluation.evaluate import Gallery, example_searches, report_scores
+from counterfoil.evaluation.forgetting import REPORT_FILE, compare_with_start
 from counterfoil.evaluation.report import RetrievalReport
 from counterfoil.evaluation.words.evaluate import choose_word_method
 from counterfoil.models import create_model, from_pretrained
@@ -41,8 +42,9 @@ from counterfoil.models.match import YARDSTICK
 from counterfoil.models.model import Model
 from counterfoil.models.warm_start import start_from
 from counterfoil.models.yardstick import measure_yardstick
+from counterfoil.plots.charts import save_figure, to_svg
 from counterfoil.scoring.encode import score_split
-from counterfoil.training.report import write_report
+from counterfoil.training.report import Section, write_report
 from counterfoil.training.run_data import evaluation_split, read_data, skipped_kinds
 from counterfoil.training.run_folder import (
     RULE,
@@ -52,6 +54,10 @@ from counterfoil.training.run_folder import (
     write_config,
 )
 from counterfoil.training.trainer import RunResult, Trainer
+
+FORGETTING_TITLE = "Gained and lost against the start"
+FORGETTING_IMAGES = 1000
+"""Images of the comparison with the start of a run."""
 
 
 @dataclass(frozen=True)
@@ -134,7 +140,7 @@ def execute(
         if warning and rank() == 0:
             progress.say(warning)
         model = from_pretrained(folder / "last") if started else new_model(config, pairs, progress)
-        trainer = Trainer(model, pairs, config, folder, progress, should_stop)
+        trainer = Trainer(model, pairs, config, folder, progress, should_stop, cache)
         on_training()
         result = trainer.run(resume=started)
         if result.interrupted:
@@ -213,10 +219,40 @@ def _conclude(
         notes.append(f"{warning[0].upper()}{warning[1:]}.")
     if twins := report.warning():
         notes.append(f"{twins[0].upper()}{twins[1:]}.")
-    page = write_report(folder, config, report, judged, gallery, notes)
+    sections = forgetting_section(config, folder, best, judged, progress)
+    page = write_report(folder, config, report, judged, gallery, notes, sections)
     shared = shared_ids(config, pairs)
     result = replace(result, folder=folder)
     return FinishedRun(result, best, pairs, report, gallery, page, shared, tuple(notes))
+
+
+def forgetting_section(
+    config: RunConfig, folder: Path, best: Model, split: Split, progress: Progress
+) -> list[Section]:
+    """What a fine-tuned run gained and lost against its start; nothing without a start."""
+    if not config.model.init_from:
+        return []
+    start = Path(config.model.init_from)
+    names, resamples = (start.name, folder.name), config.evaluation.bootstrap
+    try:  # the start may be gone since the run began; a finished run must not fail by that
+        before = from_pretrained(model_folder(start)).to(best.device)
+        report = compare_with_start(
+            before,
+            best,
+            evenly_spaced(split, FORGETTING_IMAGES),
+            names=names,
+            bootstrap=resamples,
+            progress=progress,
+        )
+    except CounterfoilError as error:
+        progress.say(f"not compared with {start.name}: {error}")
+        return [Section(FORGETTING_TITLE, [f"Not compared with {start.name}: {error}."])]
+    write_atomically(folder / REPORT_FILE, report.to_json())
+    progress.say(f"against {start.name}: {report.sentence()}")
+    figure = report.chart()
+    save_figure(figure, folder / "forgetting.png")
+    sentences = [f"{report.headline()}. {report.sentence()}.", f"{report.footnote()}."]
+    return [Section(FORGETTING_TITLE, sentences, report.rows(), to_svg(figure))]
 
 
 def save_yardstick(folder: Path, best: Model, dev: Split) -> None:

@@ -27,18 +27,33 @@ from counterfoil.data.batches.dataset import Augmentation, CaptionItems, ExtraNe
 from counterfoil.data.batches.sampling import BatchPlan
 from counterfoil.data.pairs import Split
 from counterfoil.data.text.tokenizers import TextProcessor
+from counterfoil.features.extractors import split_full_name
 from counterfoil.models.foil_generator import FoilMaker, cross_encoder_of
 from counterfoil.models.model import Model
 from counterfoil.models.store import first_member
 from counterfoil.models.warm_start import same_ids
 from counterfoil.objectives import Composite, create_objective, objectives
 from counterfoil.objectives.composite import PROTECT
-from counterfoil.objectives.contrastive import MAX_SCALE, InfoNCE, SigLIP
+from counterfoil.objectives.contrastive import MAX_SCALE, Scale, SigLIP
+from counterfoil.objectives.negclip import SigLIPFoils
 from counterfoil.objectives.positives import Twins, find_twins
 from counterfoil.objectives.protection import protections
-from counterfoil.objectives.services import GeneratorOptions
-from counterfoil.training.extra_negatives import Indices, foil_negatives, mine
+from counterfoil.objectives.services import GeneratorOptions, NegativeImages
+from counterfoil.training.extra_negatives import (
+    RULES,
+    Indices,
+    foil_negatives,
+    foils_by_run,
+    mine,
+    nearest_images,
+)
 from counterfoil.training.guides.guide import EmbeddingGuide, MatrixGuide, load_teacher, open_guide
+from counterfoil.training.negative_images import (
+    RetrievedImages,
+    draw_false_scenes,
+    fixed_foils,
+    is_drawn,
+)
 from counterfoil.training.step import score_batch
 
 VERBS = {"mean": "averaged", "sum": "summed"}
@@ -63,7 +78,12 @@ class Prepared:
 
 
 def prepare_objective(
-    model: Model, train: Split, config: RunConfig, device: torch.device, progress: Progress
+    model: Model,
+    train: Split,
+    config: RunConfig,
+    device: torch.device,
+    progress: Progress,
+    cache: Path | None = None,
 ) -> Prepared:
     """Create the objective of a config, and prepare it with the model and the training data."""
     objective = create_objective(config.objective)
@@ -75,7 +95,8 @@ def prepare_objective(
         )
     train, held_out = set_aside(train, objective.held_out, config.seed)
     prepared = Prepared(objective, train, held_out, find_twins(train, device))
-    objective.prepare(TrainingRunSetup(train, model, config, device, progress, prepared.protected))
+    protected = prepared.protected
+    objective.prepare(TrainingRunSetup(train, model, config, device, progress, protected, cache))
     adopt_scale(objective, config.objective, model)
     return prepared
 
@@ -91,8 +112,10 @@ class TrainingRunSetup:
         device: torch.device,
         progress: Progress,
         twins: Twins | None = None,
+        cache: Path | None = None,
     ) -> None:
-        self.twins = twins
+        self.twins, self.cache = twins, cache
+        self._features = config.data.features
         self.train, self.device, self.progress = train, device, progress
         self.seed, self.epochs = config.seed, config.train.epochs
         self.text: TextProcessor = model.text
@@ -115,7 +138,32 @@ class TrainingRunSetup:
         return mine(self._other(run), self.train, count, self.progress, self.twins)
 
     def foils(self, source: str, count: int) -> ExtraNegativeSource:
+        if source.partition(":")[0] != RULES and Path(source).is_dir():
+            return foils_by_run(
+                Path(source), count, self.train, self._other, self.cache, self.progress
+            )
         return foil_negatives(source, count, self.train, self.progress)
+
+    def negative_images(self, foils: ExtraNegativeSource, images: str) -> NegativeImages:
+        fixed = fixed_foils(foils, self.train, self.seed)
+        if images == "drawn" or (images == "auto" and is_drawn(self.train)):
+            made_by = self.train.require_fragments().made_by or self._features.extractor
+            name, options = split_full_name(made_by)
+            options = options or self._features.options
+            return draw_false_scenes(fixed, self.train, name, options, self.cache, self.progress)
+        if images in ("auto", "retrieved"):
+            return RetrievedImages.of_split(fixed, self.train, None)
+        if not Path(images).is_dir():
+            raise ConfigError(
+                f"objective.triplet-clip.images: expected auto, drawn, retrieved or the folder of "
+                f"a run, got '{images}'"
+            )
+        other = self._other(images)
+        return RetrievedImages.of_split(
+            fixed,
+            self.train,
+            lambda texts, own: nearest_images(other, self.train, texts, own, self.progress),
+        )
 
     def generator(self, options: GeneratorOptions, heads: Sequence[str]) -> FoilMaker:
         cross_encoder_of(self._model, heads)
@@ -199,6 +247,9 @@ class TrainingSurvey:
                 members = score_batch(self.model, batch, chunk_size=self.chunk_size).members
                 yield members, gather_rows(batch.image_ids), gather_rows(batch.caption_ids)
 
+    def nearest_images(self, texts: Sequence[str], owners: Indices) -> Indices:
+        return nearest_images(self.model, self.items.split, texts, owners, self.progress)
+
     def _shares(self) -> list[list[tuple[int, int, int]]]:
         """This process's share of each batch; all batches have about the same size."""
         shares = []
@@ -231,12 +282,13 @@ def adopt_scale(objective: Composite, stated: Mapping[str, Any], model: Model) -
     for name, term in objective.each():
         given = stated.get(name)
         options: Mapping[str, Any] = given if isinstance(given, Mapping) else {}
-        if not isinstance(term, (InfoNCE, SigLIP)) or term.scale.log is None:
+        own = getattr(term, "scale", None)
+        if not isinstance(own, Scale) or own.log is None:
             continue
         with torch.no_grad():
             if "temperature" not in options and "scale" not in options:
-                term.scale.log.fill_(math.log(min(scale, MAX_SCALE)))
-            if isinstance(term, SigLIP) and "bias" not in options and bias:
+                own.log.fill_(math.log(min(scale, MAX_SCALE)))
+            if isinstance(term, (SigLIP, SigLIPFoils)) and "bias" not in options and bias:
                 term.bias.fill_(bias)
 
 

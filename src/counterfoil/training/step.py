@@ -119,9 +119,9 @@ class TrainingBatchServices:
         with self.autocast(), cuda_graphs(False):
             return self.cache.images(images)
 
-    def encode_texts(self, texts: TextBatch) -> Encoded:
+    def encode_texts(self, texts: TextBatch, needs: Needs | None = None) -> Encoded:
         with self.autocast(), cuda_graphs(False):
-            return self.cache.texts(texts)
+            return self.cache.texts(texts, needs)
 
     def paired(self, images: Encoded, texts: Encoded) -> Tensor:
         counts = gather_counts(len(images), images.mask.device)
@@ -131,6 +131,12 @@ class TrainingBatchServices:
             scores = paired_scores(self.model.matcher, images[mine], texts[mine])
         real = torch.cat([rows < count for count in counts])
         return gather_rows(_full_precision(scores))[real]
+
+    def matrix(self, images: Encoded, texts: Encoded) -> Tensor:
+        with self.autocast():
+            all_texts = texts.keep(self.model.matcher.needs).gather()
+            scores = self.model.matcher(images, all_texts)
+        return gather_rows(_full_precision(scores))
 
     def autocast(self) -> torch.autocast:
         device = self.batch.image_ids.device.type

@@ -68,6 +68,7 @@ class Trainer:
         folder: Path,
         progress: Progress | None = None,
         should_stop: Callable[[], bool] = lambda: False,
+        cache: Path | None = None,
     ) -> None:
         self.pairs, self.config, self.folder, train = pairs, config, folder, config.train
         self.progress, self.should_stop = progress or Silent(), should_stop
@@ -78,7 +79,7 @@ class Trainer:
             model.text_encoder.compile()
         captures = not train.compile if train.cuda_graphs is None else train.cuda_graphs
         self.use_cuda_graphs = captures and device.type == "cuda"
-        prepared = prepare_objective(model, pairs.train, config, device, self.progress)
+        prepared = prepare_objective(model, pairs.train, config, device, self.progress, cache)
         self.objective, self.twins = prepared.objective, prepared.twins
         precision = PRECISIONS[train.precision]
         self.step_module = TrainingStep(

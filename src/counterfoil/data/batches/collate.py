@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import chain
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -16,6 +17,9 @@ from torch.utils.data import get_worker_info
 from counterfoil.core.tensors.transfer import TensorBundle
 from counterfoil.data.fragments import Fragments
 from counterfoil.data.text.dependencies import LinkedIds
+
+NO_IMAGE = -1
+"""Index of an extra image that is not in the split."""
 
 
 @dataclass(frozen=True)
@@ -137,13 +141,15 @@ class BatchExtras(TensorBundle):
     """Extra images and texts that one objective adds to the pairs of a batch.
 
     Extra image ``e`` belongs to pair ``image_owners[e]`` of the batch, extra text ``e`` to pair
-    ``text_owners[e]``. The extras of a pair keep the order of their source.
+    ``text_owners[e]``. The extras of a pair keep the order of their source. ``image_ids`` are
+    indices into the split, `NO_IMAGE` for images outside it.
     """
 
     images: ImageBatch | None
     image_owners: Tensor
     texts: TextBatch | None
     text_owners: Tensor
+    image_ids: Tensor
 
 
 @dataclass(frozen=True)
@@ -164,6 +170,14 @@ class PairBatch(TensorBundle):
     extras: dict[str, BatchExtras] = field(default_factory=dict)
 
 
+class ItemExtras(NamedTuple):
+    """What one objective adds to an item: images with their indices in the split, and texts."""
+
+    images: list[Fragments | FragmentSelection]
+    texts: list[list[int]]
+    image_ids: list[int]
+
+
 @dataclass(frozen=True)
 class Item:
     """A caption with its image; ``fragments`` is None if the image is in the batch already."""
@@ -172,9 +186,7 @@ class Item:
     ids: list[int]
     image: int
     caption: int
-    extras: dict[str, tuple[list[Fragments | FragmentSelection], list[list[int]]]] = field(
-        default_factory=dict
-    )
+    extras: dict[str, ItemExtras] = field(default_factory=dict)
 
 
 class Collate:
@@ -202,13 +214,14 @@ class Collate:
         )
 
     def _extras(self, items: Sequence[Item], name: str) -> BatchExtras:
-        images = [(row, x) for row, item in enumerate(items) for x in item.extras[name][0]]
-        texts = [(row, x) for row, item in enumerate(items) for x in item.extras[name][1]]
+        images = [(row, x) for row, item in enumerate(items) for x in item.extras[name].images]
+        texts = [(row, x) for row, item in enumerate(items) for x in item.extras[name].texts]
         return BatchExtras(
             pad_images([x for _, x in images]) if images else None,
             _numbers([row for row, _ in images]),
             pad_texts([x for _, x in texts], self.pad) if texts else None,
             _numbers([row for row, _ in texts]),
+            _numbers([image for item in items for image in item.extras[name].image_ids]),
         )
 
 

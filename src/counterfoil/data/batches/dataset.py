@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
 from counterfoil.core.errors import ConfigError, DataError
-from counterfoil.data.batches.collate import FragmentSelection, Item
+from counterfoil.data.batches.collate import NO_IMAGE, FragmentSelection, Item, ItemExtras
 from counterfoil.data.fragments import Fragments, FragmentTable, PixelAugmentation, PixelTable
 from counterfoil.data.pairs import Split
 from counterfoil.data.text.tokenizers import TextProcessor, Tokens, WordNoise
@@ -58,10 +58,15 @@ class Augmentation:
 
 @dataclass(frozen=True)
 class ExtraItems:
-    """Extra images (by index) and captions (as text) that a pair adds to its batch."""
+    """Extra images and captions (as text) that a pair adds to its batch.
+
+    ``images`` are indices into the split, ``fragments`` are images outside it; a source has one of
+    the two.
+    """
 
     images: tuple[int, ...] = ()
     texts: tuple[str, ...] = ()
+    fragments: tuple[Fragments, ...] = ()
 
 
 class ExtraNegativeSource(Protocol):
@@ -147,12 +152,13 @@ class CaptionItems(Dataset["Item | str"]):
             keep = draw_regions(len(keep), self.augmentation, rng)
         return FragmentSelection(image * table.max_fragments, keep)
 
-    def _extra(
-        self, extra: ExtraItems, rng: np.random.Generator
-    ) -> tuple[list[Fragments | FragmentSelection], list[list[int]]]:
+    def _extra(self, extra: ExtraItems, rng: np.random.Generator) -> ItemExtras:
         """Extra images are augmented like any other; extra texts are not."""
         images = [self._read(image, rng) for image in extra.images]
-        return images, [self.text.encode(text) for text in extra.texts]
+        rate = self.augmentation.regions
+        images += [drop_regions(x, self.augmentation, rng) if rate else x for x in extra.fragments]
+        ids = [*extra.images, *(NO_IMAGE for _ in extra.fragments)]
+        return ItemExtras(images, [self.text.encode(text) for text in extra.texts], ids)
 
 
 class _ItemRng:

@@ -2,7 +2,7 @@
 
 from counterfoil.data.scenes.captions import describe
 from counterfoil.data.scenes.draw import draw
-from counterfoil.data.scenes.falsify import Foil, alternatives, falsify
+from counterfoil.data.scenes.falsify import Foil, alternatives, false_scene, falsify
 from counterfoil.data.scenes.family import make_scene
 from counterfoil.data.scenes.scene import Edit, Relation, Scene, SceneObject
 from counterfoil.data.scenes.store import load_scenes
@@ -32,6 +32,7 @@ __all__ = [
     "could_be_true",
     "describe",
     "draw",
+    "false_scene",
     "falsify",
     "is_true",
     "load_scenes",

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
+import io
+import json
 import math
 import random
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import lru_cache
 
 from PIL import Image, ImageDraw
@@ -153,6 +157,24 @@ _BACKDROPS: dict[str, Callable[[ImageDraw.ImageDraw, random.Random], None]] = {
     "room": _room,
     "snow": _snow,
 }
+
+
+@dataclass(frozen=True)
+class DrawnImage:
+    """A reference to the image of a scene, drawn at each access."""
+
+    scene: Scene
+
+    @property
+    def name(self) -> str:
+        """A name that differs for every scene."""
+        text = json.dumps(self.scene.as_dict(), sort_keys=True)
+        return f"scene-{hashlib.sha256(text.encode()).hexdigest()[:16]}.png"
+
+    def read(self) -> bytes:
+        buffer = io.BytesIO()
+        draw(self.scene).save(buffer, format="PNG", compress_level=1)
+        return buffer.getvalue()
 
 
 def draw(scene: Scene) -> Image.Image:

@@ -1,13 +1,31 @@
-"""Foils: captions with exchanged words that are false for their scene by construction."""
+"""Foils: captions with exchanged words, false for their scene; and scenes that show them."""
 
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from counterfoil.data.scenes.scene import Scene
-from counterfoil.data.scenes.truth import SceneCaption, could_be_true, statement_of
-from counterfoil.data.scenes.vocabulary import COUNT_WORDS, KINDS, NOUNS, PALETTE, PLURAL, SINGULAR
+from counterfoil.data.scenes.layout import SCALE
+from counterfoil.data.scenes.scene import SIZE, Box, Scene, SceneObject
+from counterfoil.data.scenes.truth import (
+    SceneCaption,
+    could_be_true,
+    is_true,
+    statement_of,
+    tokens,
+)
+from counterfoil.data.scenes.vocabulary import (
+    COLOR_WORDS,
+    COUNT_WORDS,
+    KINDS,
+    NOUNS,
+    NUMBERS,
+    PALETTE,
+    PATTERN_WORDS,
+    PLURAL,
+    SINGULAR,
+    SIZE_WORDS,
+)
 
 _ANY_PREPOSITION = ("on", "under", "beneath", "above", "over", "behind")
 _EXCHANGES: dict[str, tuple[str, ...]] = {
@@ -141,3 +159,107 @@ def _same_category(word: str, other: str) -> bool:
     if word not in known or other not in known:
         return True
     return _category(word) == _category(other)
+
+
+def false_scene(scene: Scene, caption: SceneCaption, foil: str) -> Scene | None:
+    """The scene changed so that a foil of one of its captions is true and the caption is false.
+
+    The foil has as many words as the caption, with other nouns, colors, patterns, sizes or counts,
+    or with left and right exchanged. None if it says anything else, or if it cannot be drawn.
+    """
+    words = tokens(foil)
+    if len(words) != len(caption.words):
+        return None
+    new = tuple(replace(old, text=text) for old, text in zip(caption.words, words, strict=True))
+    changed: Scene | None = scene
+    mirrored = False
+    for old, word in zip(caption.words, new, strict=True):
+        if old.text == word.text or not word.role:
+            continue
+        if {old.text, word.text} == {"left", "right"}:
+            mirrored = True
+            continue
+        for index in word.objects:
+            changed = changed and _with_claim(changed, index, word.role.split(":")[0], word.text)
+    if changed is None or (changed == scene and not mirrored):
+        return None
+    changed = _mirrored(changed) if mirrored else changed
+    try:
+        claims, true = statement_of(SceneCaption(foil, new)), statement_of(caption)
+    except KeyError:  # a word that is not of the scenes
+        return None
+    return changed if is_true(changed, claims) and not could_be_true(changed, true) else None
+
+
+def _with_claim(scene: Scene, index: int, role: str, word: str) -> Scene | None:
+    """The scene with one attribute of an object as a word says; None if it cannot be drawn."""
+    old = scene.objects[index]
+    new: SceneObject | None = None
+    if role == "noun" and (noun := SINGULAR.get(word) or PLURAL.get(word)):
+        new = old if old.kind in noun.kinds else _of_kind(old, min(noun.kinds))
+    elif role == "colour" and word in COLOR_WORDS:
+        new = replace(old, color=COLOR_WORDS[word])
+    elif role == "pattern" and word in PATTERN_WORDS and KINDS[old.kind].patterned:
+        new = replace(old, pattern=PATTERN_WORDS[word])
+    elif role == "size" and word in SIZE_WORDS and KINDS[old.kind].sized:
+        size = SIZE_WORDS[word]
+        new = _scaled(replace(old, size=size), *(2 * (SCALE[size] / SCALE[old.size],)))
+    elif role == "count" and word in NUMBERS:
+        new = _counted(old, NUMBERS[word])
+    if new is None or not all(map(_fits, new.boxes)):
+        return None
+    objects = (*scene.objects[:index], new, *scene.objects[index + 1 :])
+    return replace(scene, objects=objects)
+
+
+def _of_kind(old: SceneObject, name: str) -> SceneObject:
+    """Another kind of thing at the same place, with its own proportions."""
+    before, kind = KINDS[old.kind], KINDS[name]
+    size = "medium" if not kind.sized else "large" if old.size == "medium" else old.size
+    scale = SCALE[size] / SCALE[old.size]
+    pattern = old.pattern if kind.patterned else "plain"
+    new = replace(old, kind=name, size=size, pattern=pattern)
+    return _scaled(new, scale * kind.width / before.width, scale * kind.height / before.height)
+
+
+def _scaled(obj: SceneObject, width: float, height: float) -> SceneObject:
+    """Boxes scaled about the middle of their lower edges, moved into the picture."""
+    boxes = []
+    for x1, y1, x2, y2 in obj.boxes:
+        half = (x2 - x1) * width / 2
+        x = min(max((x1 + x2) / 2, half), SIZE - half)
+        boxes.append((x - half, y2 - (y2 - y1) * height, x + half, y2))
+    return replace(obj, boxes=tuple(boxes))
+
+
+def _counted(old: SceneObject, count: int) -> SceneObject | None:
+    """Fewer of a group, or more in a row beside it; None if the kind has no such number."""
+    if count > KINDS[old.kind].most:
+        return None
+    boxes = list(old.boxes[:count])
+    while len(boxes) < count:
+        x1, y1, x2, y2 = boxes[-1]
+        step = 1.1 * (x2 - x1)
+        leftmost = min(box[0] for box in boxes)
+        shift = step if x2 + step <= SIZE else leftmost - step - x1
+        boxes.append((x1 + shift, y1, x2 + shift, y2))
+    return replace(old, boxes=tuple(boxes), count=count)
+
+
+def _fits(box: Box) -> bool:
+    return box[0] >= 0 and box[1] >= 0 and box[2] <= SIZE and box[3] <= SIZE
+
+
+def _mirrored(scene: Scene) -> Scene:
+    """The scene with left and right exchanged."""
+    sides = {"left of": "right of", "right of": "left of"}
+    objects = tuple(
+        replace(
+            obj,
+            flip=not obj.flip,
+            boxes=tuple((SIZE - x2, y1, SIZE - x1, y2) for x1, y1, x2, y2 in obj.boxes),
+        )
+        for obj in scene.objects
+    )
+    relations = tuple(replace(r, name=sides.get(r.name, r.name)) for r in scene.relations)
+    return replace(scene, objects=objects, relations=relations)

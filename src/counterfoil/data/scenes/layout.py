@@ -9,7 +9,7 @@ from counterfoil.data.scenes.plan import Cluster, Plan, Thing
 from counterfoil.data.scenes.scene import SIZE, Box, Relation, Scene, SceneObject
 from counterfoil.data.scenes.vocabulary import KINDS
 
-_SCALE = {"small": 0.64, "medium": 0.96, "large": 1.08}
+SCALE = {"small": 0.64, "medium": 0.96, "large": 1.08}
 _BASELINE = {"front": 212.0, "back": 160.0}
 _MARGIN = 6.0
 _GAP = 9.0
@@ -180,7 +180,7 @@ def _relations(plan: Plan, objects: list[SceneObject]) -> list[Relation]:
 
 def _size_of(thing: Thing, factor: float = 1.0) -> tuple[float, float]:
     kind = KINDS[thing.kind]
-    scale = _SCALE[thing.size] * factor
+    scale = SCALE[thing.size] * factor
     return kind.width * scale, kind.height * scale
 
 

@@ -14,9 +14,8 @@ from counterfoil.core.progress import Progress, Silent
 from counterfoil.core.tensors.modes import eval_mode
 from counterfoil.data.fragments import Fragments
 from counterfoil.data.pairs import Split
-from counterfoil.data.text.words import words
-from counterfoil.foils import DEFAULT_KINDS, rule_foils
-from counterfoil.foils.files import foils_by_caption
+from counterfoil.foils import DEFAULT_KINDS
+from counterfoil.foils.files import foils_by_caption, foils_of_image
 from counterfoil.foils.rules import Foil
 from counterfoil.models.foil_files import FoilAuthor
 from counterfoil.models.model import Model
@@ -85,9 +84,8 @@ def foils_by_rule(
     foils: dict[int, list[Foil]] = {}
     for caption in choose_captions(split, most, seed):
         own = split.captions[int(split.image_of[caption])]
-        avoid = frozenset(word for text in own for word in words(text))
         rng = random.Random(f"{seed}/{caption}/{split.texts[caption]}")
-        foils[caption] = rule_foils(split.texts[caption], rng, kinds, per_caption, avoid)
+        foils[caption] = foils_of_image(split.texts[caption], own, rng, kinds, per_caption)
     return foils
 
 

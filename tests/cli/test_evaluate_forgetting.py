@@ -1,0 +1,121 @@
+"""`counterfoil evaluate RUN --forgetting`, and the section of a fine-tuning run's report."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+
+from counterfoil.core.config import build_config, load_config
+from counterfoil.core.errors import ConfigError
+from counterfoil.data.pairs import Split
+from counterfoil.evaluation.forgetting import ForgettingReport
+from counterfoil.training.run import execute, forgetting_section
+from counterfoil.training.run_folder import load_model
+from tests.cli.test_cli import invoke
+from tests.training.test_run_warm_start import Heard
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """A cache, a run, and one that starts from it."""
+    root = tmp_path_factory.mktemp("forgetting")
+    heard = Heard()
+    for name, objective, start in (
+        ("start", {"infonce": {}}, None),
+        ("tuned", {"negclip": {"source": "rules"}}, str(root / "start")),
+    ):
+        config = build_config(
+            {
+                "data": {"options": {"images": [24, 8, 12]}, "min_count": 1},
+                "model": {
+                    "name": "vse-fc",
+                    "embed_size": 16,
+                    "text": {"word_dim": 8},
+                    "init_from": start,
+                },
+                "objective": objective,
+                "train": {"epochs": 1, "batch_size": 16, "log_every": 1},
+                "evaluation": {"bootstrap": 30},
+            }
+        )
+        execute(config, root / name, root / "cache", progress=heard)
+    return root, heard.lines
+
+
+def test_a_fine_tuning_run_reports_what_it_gained_and_lost(folders) -> None:
+    root, lines = folders
+    report = ForgettingReport.from_json((root / "tuned" / "forgetting.json").read_text())
+    assert (report.start, report.run, report.images) == ("start", "tuned", 12)
+    assert {change.kind for change in report.changes} == {"foils", "retrieval", "classes"}
+    assert all(change.interval is not None for change in report.changes)
+    assert f"against start: {report.sentence()}" in lines
+    page = (root / "tuned" / "report.html").read_text()
+    assert "Gained and lost against the start" in page
+    assert "classes by prompts (things)" in page
+    assert (root / "tuned" / "forgetting.png").is_file()
+    assert not (root / "start" / "forgetting.json").exists()
+    assert "Gained and lost" not in (root / "start" / "report.html").read_text()
+
+
+def test_the_command_gives_the_report_of_the_run(folders, tmp_path) -> None:
+    root, _ = folders
+    asked = ["evaluate", root / "tuned", "--forgetting", "--cache", root / "cache"]
+    tree = json.loads(invoke(*asked, "--bootstrap", 30, "--json"))
+    assert tree == json.loads((root / "tuned" / "forgetting.json").read_text())
+    invoke(*asked, "--bootstrap", 10, "--out", tmp_path / "picture.png")
+    assert (tmp_path / "picture.png").read_bytes().startswith(b"\x89PNG")
+    text = invoke(*asked, "--bootstrap", 0, "--markdown", "--out", tmp_path / "report.md")
+    assert "| text → image |" in text
+    assert (tmp_path / "report.md").read_text() == text.rstrip("\n") + "\n"
+    shown = " ".join(invoke(*asked, "--bootstrap", 0).split())
+    assert "true > foil" in shown
+
+
+def test_classes_and_another_start_can_be_given(folders, tmp_path) -> None:
+    root, _ = folders
+    (tmp_path / "kinds.txt").write_text("dog\nman\nwoman\ntree\nhouse\nball\ncar\nbox\n")
+    asked = ["evaluate", root / "start", "--forgetting", "--start", root / "tuned", "--json"]
+    tree = json.loads(
+        invoke(*asked, "--classes", tmp_path / "kinds.txt", "--cache", root / "cache")
+    )
+    names = [change["name"] for change in tree["changes"]]
+    assert "classes by prompts (kinds)" in names
+    assert (tree["start"], tree["run"]) == ("tuned", "start")
+
+
+def test_what_cannot_be_compared_is_refused(folders) -> None:
+    root, _ = folders
+    with pytest.raises(ConfigError, match="did not start from another model"):
+        invoke("evaluate", root / "start", "--forgetting", "--cache", root / "cache")
+    with pytest.raises(ConfigError, match="compares one run with its start, got 2"):
+        invoke(
+            "evaluate", root / "start", root / "tuned", "--forgetting", "--cache", root / "cache"
+        )
+    with pytest.raises(ConfigError, match="belong to --forgetting"):
+        invoke("evaluate", root / "tuned", "--start", root / "start")
+
+
+def test_a_start_that_is_gone_does_not_fail_the_run(folders, tmp_path) -> None:
+    root, _ = folders
+    config = load_config(root / "tuned" / "config.yaml")
+    model = config.model.model_copy(update={"init_from": str(tmp_path / "gone")})
+    heard = Heard()
+    best = load_model(root / "tuned", "cpu")
+    split = Split("test", [], [])
+    gone = config.model_copy(update={"model": model})
+    (section,) = forgetting_section(gone, tmp_path, best, split, heard)
+    assert "Not compared with gone" in section.sentences[0]
+    assert heard.lines[0].startswith("not compared with gone: ")
+    with pytest.raises(ConfigError, match="which is gone; name a copy with --start"):
+        _start_of_moved(root, tmp_path)
+
+
+def _start_of_moved(root, tmp_path) -> None:
+    """A run whose start was deleted."""
+    shutil.copytree(root / "tuned", tmp_path / "moved")
+    text = (tmp_path / "moved" / "config.yaml").read_text()
+    path = tmp_path / "moved" / "config.yaml"
+    path.write_text(text.replace(str(root / "start"), str(tmp_path / "deleted")))
+    invoke("evaluate", tmp_path / "moved", "--forgetting", "--cache", root / "cache")
