@@ -14,13 +14,14 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from counterfoil.core.config import build_config
-from counterfoil.core.errors import DataError
+from counterfoil.core.errors import ConfigError, DataError
 from counterfoil.data.batches.collate import pad_fragments, pad_texts
 from counterfoil.data.fragments import Fragments
 from counterfoil.data.text.tokenizers import without
 from counterfoil.data.text.words import caption_words, words
 from counterfoil.models import create_model, models
 from counterfoil.models.explain import explain, word_map
+from counterfoil.models.match import POINTS, Yardstick
 from counterfoil.plots import sentences as word_chips
 from counterfoil.plots.sentences import explain_png, method_note, shades
 from tests.conftest import thinned
@@ -77,6 +78,31 @@ def test_effects_of_a_sum_over_words_add_up_to_the_score(name, options, concepts
             assert word.effect == pytest.approx(word.positive + word.negative, abs=1e-12)
             assert word.negative <= 0
             assert word.region_weights.shape == (len(fragments),)
+
+
+def test_the_method_is_the_given_one_or_the_one_that_was_better_on_dev(concepts) -> None:
+    model, fragments = make("naaf", concepts), image_of(concepts)
+    parts = model.explain(fragments, "a dog near a cat")
+    assert parts.method == "parts"
+    left_out = model.explain(fragments, "a dog near a cat", "leave-one-out")
+    texts = ["a dog near a cat", "dog near a cat", "a near a cat", "a dog a cat", "a dog near cat"]
+    scores = model.score([fragments], [*texts, "a dog near a"])[0]
+    assert (left_out.method, left_out.additive, left_out.specials) == ("leave-one-out", False, [])
+    expected = (scores[0] - scores[1:]).tolist()
+    assert [word.effect for word in left_out.words] == pytest.approx(expected, abs=1e-5)
+    for one, other in zip(parts.words, left_out.words, strict=True):
+        np.testing.assert_array_equal(one.region_weights, other.region_weights)
+    ramp = tuple(np.linspace(0.0, 1.0, POINTS).tolist())
+    model.yardstick = Yardstick("dev", 9, ramp, ramp, 0.1, 0.1, word_method="leave-one-out")
+    assert model.explain(fragments, "a dog").method == "leave-one-out"
+    assert model.explain(fragments, "a dog", "parts").method == "parts"
+
+
+def test_a_method_that_a_matcher_does_not_have_is_refused(concepts) -> None:
+    with pytest.raises(ConfigError, match="no parts per word"):
+        make("vse-fc", concepts).explain(image_of(concepts), "a dog", "parts")
+    with pytest.raises(ConfigError, match="expected one of parts, leave-one-out, got 'gradient'"):
+        make("naaf", concepts).explain(image_of(concepts), "a dog", "gradient")
 
 
 @pytest.mark.parametrize("name", WHOLE)

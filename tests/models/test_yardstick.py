@@ -144,7 +144,9 @@ def test_a_measured_yardstick_can_always_be_read_back(seed, concepts, tmp_path) 
     """Quantiles of scores that differ in their last digits are in order, too."""
     rng = np.random.default_rng(seed)
     scores = (0.1 + rng.integers(0, 4, 333) * 2.0**-56).tolist()
-    found = replace(yardstick(), right=_quantiles(scores), wrong=_quantiles(scores))
+    method = ("parts", "leave-one-out", None)[seed % 3]
+    quantiles = _quantiles(scores)
+    found = replace(yardstick(), right=quantiles, wrong=quantiles, word_method=method)
     (tmp_path / YARDSTICK).write_text(found.to_json())
     assert load_yardstick(tmp_path) == found
 
@@ -170,6 +172,7 @@ def test_a_saved_model_keeps_its_yardstick_which_is_no_part_of_its_identity(
         {"effect_against": float("nan")},
         {"wrong": None},
         {"more": 1},
+        {"word_method": "gradient"},
     ],
     ids=str,
 )
@@ -188,3 +191,12 @@ def test_a_tokenizer_that_gives_no_places_of_words_stops_no_training(concepts) -
     model.text = HuggingFaceText(ByT5Tokenizer())
     model.text_encoder.embed = torch.nn.Embedding(len(model.text), 300)
     assert measure_yardstick(model, concepts["dev"]) is None
+
+
+def test_colors_of_another_method_are_scaled_by_the_match_itself(model, concepts) -> None:
+    model.yardstick = yardstick(word_method="leave-one-out")
+    match = model.explain(image_of(concepts), "a dog near the kite", "parts")
+    alone = replace(match, yardstick=None)
+    assert shades(match) == shades(alone)
+    same = replace(match, method="leave-one-out")
+    assert shades(same) == shades(replace(match, yardstick=yardstick(word_method="parts")))

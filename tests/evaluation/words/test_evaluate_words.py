@@ -21,6 +21,7 @@ from counterfoil.evaluation.words.effects import WordScores, average_words, meas
 from counterfoil.evaluation.words.evaluate import (
     Ranking,
     average_precision,
+    choose_word_method,
     evaluate_words,
     report_words,
     roc_auc,
@@ -264,3 +265,22 @@ def test_a_comparison_has_a_row_per_run(scenes) -> None:
     plain = Comparison(split="test", runs=bare)
     assert "word AUC" not in plain.rows()[0]
     assert Comparison.from_json(table.to_json()).to_json() == table.to_json()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_chosen_method_ranks_wrong_words_better(seed, scenes) -> None:
+    model = make("naaf", scenes, seed)
+    made = make_foils(scenes.test, 1, None, 0)
+    auc = {}
+    for method in ("parts", "leave-one-out"):
+        scores = measure_words(model, scenes.test, made.cases, method=method)
+        labels = np.concatenate([case.labels for case in scores.cases])
+        auc[method] = naive_auc((-np.concatenate(scores.effects)).tolist(), labels.tolist())
+        assert scores.method == method
+    assert choose_word_method(model, scenes.test) == max(auc, key=auc.get)
+
+
+def test_one_method_alone_is_no_choice(scenes, concepts) -> None:
+    assert choose_word_method(make("vse-fc", scenes), scenes.test) is None
+    unknown = replace(concepts.test, captions=[["xyz"]] * len(concepts.test.captions))
+    assert choose_word_method(make("naaf", concepts), unknown) is None
