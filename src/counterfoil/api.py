@@ -36,7 +36,12 @@ from counterfoil.models import Model, create_model, from_pretrained, models, sav
 from counterfoil.models.correct import can_correct
 from counterfoil.models.store import changed_parts, is_transformers_folder, load_zero_shot
 from counterfoil.objectives import objectives
-from counterfoil.training.run import save_noise, save_rule, save_yardstick
+from counterfoil.training.run import (
+    forgetting_section,
+    save_noise,
+    save_rule,
+    save_yardstick,
+)
 from counterfoil.training.run_data import with_noise
 from counterfoil.training.run_folder import (
     changed_settings,
@@ -264,7 +269,7 @@ def train(
         result = Trainer(model, pairs, config, folder, bars).run(resume=resume)
         if not result.interrupted:
             dev = pairs[config.evaluation.split]
-            on_first_process(lambda: _measure(folder, dev, model.device, bars))
+            on_first_process(lambda: _measure(config, folder, dev, model.device, bars))
         return result
 
 
@@ -296,12 +301,15 @@ def _resumed(folder: Path, model: Model, requested: RunConfig) -> RunConfig:
     return requested
 
 
-def _measure(folder: Path, dev: Split, device: torch.device, progress: Progress) -> None:
-    """Keep with a run what the scores of its best checkpoint are, and its rule for corrections."""
+def _measure(
+    config: RunConfig, folder: Path, dev: Split, device: torch.device, progress: Progress
+) -> None:
+    """Keep with a run its yardstick, its rule for corrections, and what it forgot of its start."""
     best = from_pretrained(folder / "best").to(device)
     save_yardstick(folder, best, dev)
     if can_correct(best):
         save_rule(folder, best, dev, progress)
+    forgetting_section(config, folder, best, dev, progress)
 
 
 def build_index(

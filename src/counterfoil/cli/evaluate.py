@@ -118,7 +118,11 @@ def evaluate(
     ] = False,
     start: Annotated[
         Path | None,
-        typer.Option("--start", help="Model to compare with. Default: the run's model.init_from."),
+        typer.Option(
+            "--start",
+            callback=opt.find_models,
+            help="Model to compare with. Default: the run's model.init_from.",
+        ),
     ] = None,
     classes: Annotated[
         Path | None,

@@ -11,7 +11,7 @@ import typer
 import counterfoil.cli.options as opt
 from counterfoil.cli.inputs import DataChoice, check_inputs
 from counterfoil.cli.output import print_json, print_line, print_table, progress
-from counterfoil.core.errors import ConfigError
+from counterfoil.core.errors import CheckpointError, ConfigError
 from counterfoil.core.zoo import is_pretrained, resolve
 
 if TYPE_CHECKING:
@@ -183,6 +183,7 @@ def show_forgetting(
 
 def _start_of(run: Path) -> Path:
     """The model that a run started from."""
+    from counterfoil.core.zoo import resolve
     from counterfoil.training.run_folder import run_config
 
     config = run_config(run)
@@ -190,10 +191,13 @@ def _start_of(run: Path) -> Path:
         raise ConfigError(
             f"{run}: did not start from another model (model.init_from); name one with --start"
         )
-    begin = Path(config.model.init_from)
-    if not begin.is_dir():
-        raise ConfigError(f"{run}: started from {begin}, which is gone; name a copy with --start")
-    return begin
+    begin = config.model.init_from
+    try:
+        return resolve(begin)
+    except CheckpointError:
+        raise ConfigError(
+            f"{run}: started from {begin}, which is gone; name a copy with --start"
+        ) from None
 
 
 def evaluate_judgements(

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -231,17 +231,20 @@ class MeasureEvaluator:
 
     def _words(self, run: PlannedRun, by_rule: bool) -> WordReport:
         """Report on wrong words of drawn scenes, or on words that rules replaced."""
-        most, seed, progress = self.options.captions, self.options.seed, self.evaluator.progress
+        most = self.options.captions
+        # one method for all rows of a table, whatever each run chose for its explanations
+        settings: dict[str, Any] = {
+            "bootstrap": 0,
+            "seed": self.options.seed,
+            "method": "parts",
+            "progress": self.evaluator.progress,
+        }
 
         def measure() -> WordReport:
             split = self.evaluator.split_of(run)
             if by_rule:
-                return evaluate_rule_words(
-                    _model(run), split, most=most, bootstrap=0, seed=seed, progress=progress
-                )
-            return evaluate_words(
-                _model(run), split, max_captions=most, bootstrap=0, seed=seed, progress=progress
-            )
+                return evaluate_rule_words(_model(run), split, most=most, **settings)
+            return evaluate_words(_model(run), split, max_captions=most, **settings)
 
         return self.cached(self._words_key(run, by_rule), WordReport, measure)
 

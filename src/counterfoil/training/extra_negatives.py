@@ -17,6 +17,7 @@ from counterfoil.core.config import model_folder
 from counterfoil.core.distributed import on_first_process
 from counterfoil.core.errors import ConfigError, DataError, TrainingError
 from counterfoil.core.progress import Progress, Silent
+from counterfoil.core.storage.locks import locked_in_turn
 from counterfoil.core.tensors.modes import eval_mode
 from counterfoil.data.batches.dataset import ExtraItems, ExtraNegativeSource
 from counterfoil.data.pairs import Split
@@ -258,9 +259,11 @@ def foils_by_run(
 
     def write() -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        if not path.is_file():
-            model = load(str(run))
-            write_model_foils(model, split, path, options, weights=weights, progress=progress)
+        turn = path.with_name(f".{path.name}.turn")  # runs that train side by side share the file
+        with locked_in_turn(turn, f"writing {path.name}", progress):
+            if not path.is_file():
+                model = load(str(run))
+                write_model_foils(model, split, path, options, weights=weights, progress=progress)
 
     on_first_process(write)
     foils = foils_by_caption(path, split)

@@ -18,6 +18,7 @@ from counterfoil.core.errors import CheckpointError, ConfigError, CounterfoilErr
 from counterfoil.core.progress import Progress, Silent
 from counterfoil.core.storage.atomic import write_atomically
 from counterfoil.core.tensors.device import choose_device
+from counterfoil.core.zoo import resolve
 from counterfoil.data.pairs import Pairs, Split
 from counterfoil.data.splits import (
     dev_note,
@@ -232,10 +233,10 @@ def forgetting_section(
     """What a fine-tuned run gained and lost against its start; nothing without a start."""
     if not config.model.init_from:
         return []
-    start = Path(config.model.init_from)
+    start = Path(config.model.init_from)  # a folder, or the name of a pretrained model
     names, resamples = (start.name, folder.name), config.evaluation.bootstrap
     try:  # the start may be gone since the run began; a finished run must not fail by that
-        before = from_pretrained(model_folder(start)).to(best.device)
+        before = from_pretrained(model_folder(resolve(start))).to(best.device)
         report = compare_with_start(
             before,
             best,

@@ -53,8 +53,11 @@ def measure_words(
 ) -> WordScores:
     """Scores and word effects of one model on cases sorted by image.
 
-    The default ``method`` is parts where the matcher has them, leave-one-out elsewhere.
+    The default ``method`` is that of `explain`: the one that was better on dev, if that was
+    measured. Parts are taken where the matcher has them, leave-one-out elsewhere.
     """
+    if method is None and model.yardstick is not None:
+        method = model.yardstick.word_method
     table = split.require_fragments()
     progress = progress or Silent()
     groups = [(i, list(group)) for i, group in groupby(cases, key=lambda case: case.image)]

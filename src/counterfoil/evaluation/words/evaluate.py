@@ -39,6 +39,7 @@ def evaluate_words(
     max_captions: int | None = None,
     bootstrap: int = 1000,
     seed: int = 0,
+    method: Method | None = None,
     progress: Progress | None = None,
 ) -> WordReport:
     """Make captions of a split false, and measure how well word effects find the wrong words.
@@ -50,7 +51,8 @@ def evaluate_words(
     if not models:
         raise ConfigError("nothing to evaluate: no model given")
     made = make_foils(split, foils, max_captions, seed)
-    scores = average_words([measure_words(one, split, made.cases, progress) for one in models])
+    measured = [measure_words(one, split, made.cases, progress, method) for one in models]
+    scores = average_words(measured)
     return report_words(scores, made, split.name, bootstrap=bootstrap, seed=seed)
 
 
@@ -198,11 +200,12 @@ def evaluate_rule_words(
     most: int | None = None,
     bootstrap: int = 1000,
     seed: int = 0,
+    method: Method | None = None,
     progress: Progress | None = None,
 ) -> WordReport:
     """Measure how well word effects find the words that a rule exchanged."""
     made = rule_cases(split, kinds=kinds, per_caption=per_caption, most=most, seed=seed)
-    scores = measure_words(model, split, made.cases, progress)
+    scores = measure_words(model, split, made.cases, progress, method)
     return report_words(scores, made, split.name, bootstrap=bootstrap, seed=seed)
 
 
@@ -287,18 +290,16 @@ def choose_word_method(model: Model, dev: Split, seed: int = 0) -> Method | None
             made = make_foils(dev, 1, CHOICE_CAPTIONS, seed)
         else:
             made = rule_cases(dev, most=CHOICE_CAPTIONS, seed=seed)
-        scores = {one: measure_words(model, dev, made.cases, method=one) for one in METHODS}
-    except (ConfigError, DataError):  # a slow tokenizer, captions no rule knows, no images
+        aucs = {
+            one: _word_auc(measure_words(model, dev, made.cases, method=one)) for one in METHODS
+        }
+    except (ConfigError, DataError):  # a slow tokenizer, captions no rule knows, effects of NaN
         return None
-    aucs = {
-        method: float(
-            Ranking(
-                -np.concatenate(one.effects), np.concatenate([case.labels for case in one.cases])
-            ).auc()
-        )
-        for method, one in scores.items()
-        if one.method == method
-    }
-    if len(aucs) < len(METHODS):
+    if not np.isfinite(list(aucs.values())).all():
         return None
     return "parts" if aucs["parts"] >= aucs["leave-one-out"] else "leave-one-out"
+
+
+def _word_auc(scores: WordScores) -> float:
+    labels = np.concatenate([case.labels for case in scores.cases])
+    return float(Ranking(-np.concatenate(scores.effects), labels).auc())
