@@ -28,6 +28,7 @@ from counterfoil.evaluation.words.evaluate import (
 )
 from counterfoil.features import with_fragments
 from counterfoil.models import create_model
+from counterfoil.models.match import POINTS, Yardstick
 
 LABELED = st.lists(st.tuples(st.integers(-3, 3), st.booleans()), min_size=1, max_size=30)
 
@@ -284,3 +285,20 @@ def test_one_method_alone_is_no_choice(scenes, concepts) -> None:
     assert choose_word_method(make("vse-fc", scenes), scenes.test) is None
     unknown = replace(concepts.test, captions=[["xyz"]] * len(concepts.test.captions))
     assert choose_word_method(make("naaf", concepts), unknown) is None
+
+
+def test_effects_that_are_no_numbers_choose_no_method(scenes) -> None:
+    model = make("naaf", scenes)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.fill_(float("nan"))
+    assert choose_word_method(model, scenes.test) is None
+
+
+def test_words_are_measured_as_they_are_explained(scenes) -> None:
+    model = make("naaf", scenes)
+    assert evaluate_words(model, scenes.test, bootstrap=0).method == "parts"
+    ramp = tuple(np.linspace(0.0, 1.0, POINTS).tolist())
+    model.yardstick = Yardstick("dev", 9, ramp, ramp, 0.1, 0.1, word_method="leave-one-out")
+    assert evaluate_words(model, scenes.test, bootstrap=0).method == "leave-one-out"
+    assert evaluate_words(model, scenes.test, bootstrap=0, method="parts").method == "parts"
