@@ -335,7 +335,10 @@ def test_evaluate_wants_one_split(model, pairs) -> None:
 
 
 def test_load_says_what_it_tried(tmp_path) -> None:
-    with pytest.raises(CheckpointError, match=r"no such folder, and not a name on the hub"):
+    with pytest.raises(
+        CheckpointError,
+        match=r"no such folder, not a pretrained model .*, and not a name on the hub",
+    ):
         cf.load(tmp_path / "nothing" / "here" / "at-all")
     (tmp_path / "empty").mkdir()
     with pytest.raises(CheckpointError, match="neither a run nor a saved model"):

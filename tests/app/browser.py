@@ -48,7 +48,9 @@ class Browser:
         self.complaints: list[str] = []
         self._open = ExitStack()
         self._socket: ClientConnection = self._open.enter_context(
-            connect(self._address(), max_size=None, compression=None, proxy=None)
+            connect(
+                self._address(), max_size=None, compression=None, proxy=None, ping_interval=None
+            )
         )
         pages = self._send("Target.getTargets")["targetInfos"]
         target = next(page["targetId"] for page in pages if page["type"] == "page")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -229,7 +230,8 @@ def test_every_command_says_what_each_argument_is_and_gives_an_example() -> None
 
     for name, one in walk(get_command(app)):
         assert "[bold]Example" in one.help, name
-        assert f"counterfoil {name}".removesuffix(" build").removesuffix(" list") in one.help, name
+        shown = re.sub(" (build|list|check)$", "", f"counterfoil {name}")  # need not be typed
+        assert shown in one.help, name
         for parameter in one.params:
             assert parameter.help, (name, parameter.name)
 

@@ -129,7 +129,7 @@ def test_an_empty_sentence_and_a_picture_of_another_kind_are_refused(runs, cache
 @pytest.mark.parametrize("command", ["explain", "correct"])
 def test_a_sentence_that_would_take_hours_is_refused_at_once(command, sentence, message) -> None:
     with pytest.raises(ConfigError, match=message):
-        invoke(command, "no-run-is-looked-for", "scene-test-000003", sentence)
+        invoke(command, "scenes-naaf", "scene-test-000003", sentence)
 
 
 def test_a_saved_model_reads_a_file_as_it_was_trained_to(pairs, cache, tmp_path) -> None:

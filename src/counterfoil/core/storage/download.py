@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import errno
 import http.client
-import os
 import re
 import shutil
 from collections.abc import Iterator
@@ -19,6 +18,7 @@ from urllib.request import HTTPRedirectHandler, Request, build_opener
 
 from counterfoil.core.errors import CheckpointError
 from counterfoil.core.progress import Progress, Silent
+from counterfoil.core.storage.atomic import put_in_place, sync_file
 from counterfoil.core.storage.reading import MIB, digest_of
 
 TIMEOUT_SECONDS = 30.0
@@ -58,7 +58,8 @@ def fetch(
             f"{url}: refused and deleted, it is not the file of the registry (SHA-256 "
             f"{digest[:16]}…, expected {sha256[:16]}…); a newer version of this package may list it"
         )
-    os.replace(part, target)
+    sync_file(part)
+    put_in_place(part, target)
 
 
 def _received(part: Path, size: int) -> int:
