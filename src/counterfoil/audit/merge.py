@@ -109,10 +109,10 @@ def merge_log(
         own = mine.standings.get(key) or stored.get(key, Standing())
         pairs += _comparable(own, standing)
         # An earlier decision may be stored under another number of the same caption.
-        place = own.decision.key if own.decision is not None else key
-        votes.setdefault(place, []).extend(standing.votes)
+        target = own.decision.key if own.decision is not None else key
+        votes.setdefault(target, []).extend(standing.votes)
         new += [
-            vote.model_copy(update={**place._asdict(), "merged": True})
+            vote.model_copy(update={**target._asdict(), "merged": True})
             for vote in standing.votes
             if vote.identity not in log.identities
         ]
