@@ -12,7 +12,7 @@ import pytest
 
 from counterfoil.app.content import Audit
 from counterfoil.audit.corrected import DataSource
-from counterfoil.audit.decisions import LOG, Decision, DecisionLog, Review
+from counterfoil.audit.decisions import LOG, Decision, DecisionLog, Review, key_of
 from counterfoil.audit.findings import read_findings, to_jsonl
 from counterfoil.audit.merge import merge_log
 from counterfoil.data.images import open_image
@@ -270,6 +270,26 @@ def test_one_reviewer_does_not_undo_the_decision_of_another(service, report) -> 
         assert "Ann" in answer.json["detail"]
         assert client.post("/api/audit/decisions", {**undo, "reviewer": "Ann"}).status == 200
     assert actions(report)[0] is None
+
+
+def test_undo_after_a_merge_leaves_the_decision_of_the_other(service, report, tmp_path) -> None:
+    with service() as client:
+        key = client.get("/api/audit").json["findings"][0]["key"]
+        ann = {"key": key, "reviewer": "Ann"}
+        client.post("/api/audit/decisions", {**ann, "action": "keep"})
+        findings = read_findings(report)
+        DecisionLog(tmp_path / "bob.jsonl").append(
+            Decision.on(key_of(findings[0]), "discard", "Bob")
+        )
+        assert len(merge_log(DecisionLog(report), tmp_path / "bob.jsonl", findings).conflicts) == 1
+        answer = client.post("/api/audit/decisions", {**ann, "action": "undo"}).json
+        assert (answer["decision"]["reviewer"], answer["rivals"]) == ("Bob", [])
+        for name, reason in (("Ann", "by Bob"), ("Bob", "not made here")):
+            undo = {"key": key, "action": "undo", "reviewer": name}
+            refused = client.post("/api/audit/decisions", undo)
+            assert refused.status == 409
+            assert reason in refused.json["detail"]
+    assert actions(report)[0] == "discard"
 
 
 @pytest.mark.parametrize("name", ["../findings.jsonl", "/etc/passwd", "findings.jsonl", ".lock"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 from pathlib import Path
@@ -9,9 +10,10 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from counterfoil.audit.corrected import DataSource, export_corrected
+from counterfoil.audit.corrected import CORRECTED, DataSource, export_corrected
 from counterfoil.audit.decisions import Decision, DecisionLog, key_of
 from counterfoil.audit.findings import LINES, to_jsonl
+from counterfoil.audit.report import IMAGES_FILE
 from counterfoil.core.errors import ConfigError, DataError
 from counterfoil.data.convert import convert
 from counterfoil.data.load import load_pairs
@@ -178,7 +180,9 @@ def test_a_correction_that_a_spreadsheet_would_run_is_written_and_named(data, tm
     changes = [("a", 0, "a dog", "fix", formula)]
     report = audited(tmp_path / "report", data / "captions.csv", changes)
     exported = export_corrected(report, tmp_path / "out.csv")
-    assert any("formulas" in note for note in exported.notes)
+    assert any(
+        note.startswith("1 correction starts with") and "formula" in note for note in exported.notes
+    )
     pairs = load_pairs(tmp_path / "out.csv", options={"images": str(data)})
     assert formula in [text for split in pairs for text in split.texts]
 
@@ -189,3 +193,46 @@ def test_a_damaged_original_is_refused(data, tmp_path) -> None:
     with pytest.raises(DataError, match="not UTF-8"):
         export_corrected(report, tmp_path / "out.csv")
     assert not (tmp_path / "out.csv").exists()
+
+
+def test_the_page_can_export_again_if_the_report_lies_in_the_data(data) -> None:
+    report = audited(data / "report", data, DECISIONS)
+    (report / CORRECTED).mkdir()
+    for _ in range(2):
+        exported = export_corrected(report, report / CORRECTED, overwrite=True)
+        assert [Path(file).parent for file in exported.files] == [report / CORRECTED]
+    (data / "other.csv").write_text("x")
+    with pytest.raises(ConfigError, match="never changed"):
+        export_corrected(report, data / "other.csv", overwrite=True)
+    assert (data / "captions.csv").read_text() == CSV
+
+
+def test_a_link_from_the_folder_of_copies_to_the_data_is_refused(data) -> None:
+    report = audited(data / "report", data, DECISIONS)
+    (report / CORRECTED).symlink_to(data)
+    with pytest.raises(ConfigError, match="never changed"):
+        export_corrected(report, report / CORRECTED, overwrite=True)
+    assert (data / "captions.csv").read_text() == CSV
+
+
+def test_only_options_that_are_paths_are_stored_as_paths(data, tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "words").mkdir()
+    (data / "captions.csv").write_text(CSV.replace("caption", "words"))
+    options = {"caption_column": "words", "images": "data"}
+    report = audited(tmp_path / "report", "data/captions.csv", DECISIONS, options=options)
+    assert DataSource.read(report).options == {"caption_column": "words", "images": str(data)}
+    monkeypatch.chdir(report)
+    assert export_corrected(report, tmp_path / "out.csv").fixed == 1
+
+
+def test_line_breaks_of_captions_survive_in_a_table(tmp_path) -> None:
+    texts = ["one\rline", "two\nlines", "three\r\nlines", "the last"]
+    report = audited(tmp_path / "report", "gone", [("a", 3, "the last", "fix", "new, and last")])
+    (report / "summary.json").write_text("{}")
+    record = {"split": "train", "id": "a", "captions": texts}
+    (report / IMAGES_FILE).write_text(json.dumps(record) + "\n")
+    export_corrected(report, tmp_path / "out.csv")
+    with (tmp_path / "out.csv").open(newline="") as file:
+        rows = list(csv.reader(file, strict=True))
+    assert [row[2] for row in rows] == ["caption", *texts[:3], "new, and last"]

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from counterfoil.audit.decisions import LOG, CaptionKey, Decision, DecisionLog, Review, key_of
+from counterfoil.audit.decisions import (
+    ANONYMOUS,
+    LOG,
+    CaptionKey,
+    Decision,
+    DecisionLog,
+    Review,
+    key_of,
+)
 from counterfoil.audit.merge import cohen_kappa, merge_log
 from counterfoil.core.errors import DataError
 from tests.audit.test_report import finding
@@ -60,7 +68,7 @@ def test_nothing_is_lost_and_merging_again_adds_nothing(pair, tmp_path) -> None:
     assert sorted(votes) == ["ann"] * 4 + ["bob"] * 3
     assert before.count(b"bob") == 5
     again = merge_log(DecisionLog(tmp_path / "a"), other, FINDINGS)
-    assert (again.added, again.present, again.conflicts) == (0, 5, ())
+    assert (again.added, again.present, len(again.conflicts), again.remaining) == (0, 5, 2, 2)
     assert (tmp_path / "a" / LOG).read_bytes() == before
 
 
@@ -131,6 +139,131 @@ def test_a_file_of_something_else_is_refused_and_damaged_lines_are_counted(pair,
     (other / LOG).write_bytes((other / LOG).read_bytes()[:-20])
     merged = merge_log(mine, other / LOG, FINDINGS)
     assert (merged.added, merged.damaged) == (4, 1)
+
+
+@pytest.mark.parametrize("between", [None, "mine", "theirs", "decided"])
+def test_merging_again_gives_the_same_agreement(pair, tmp_path, between) -> None:
+    mine, other = pair
+    first = merge_log(mine, other, FINDINGS).agreement
+    if between == "decided":
+        mine.append(Decision.on(KEYS[1], "discard", "ann"))
+    elif between is not None:
+        merge_log(mine, other, FINDINGS, between)
+    assert merge_log(DecisionLog(tmp_path / "a"), other, FINDINGS).agreement == first
+    assert first.both == 4
+
+
+def test_a_copy_of_a_reviewers_own_log_is_no_second_opinion(pair, tmp_path) -> None:
+    mine, _ = pair
+    copy = reviewed(tmp_path / "copy", "ann", "discard")
+    with copy.path.open("ab") as file:
+        file.write(mine.path.read_bytes())
+    merged = merge_log(mine, tmp_path / "copy", FINDINGS)
+    assert (merged.added, merged.agreement.both, merged.conflicts) == (0, 0, ())
+
+
+def test_logs_of_reviewers_without_names_are_compared(tmp_path) -> None:
+    mine = reviewed(tmp_path / "a", ANONYMOUS, "keep", "keep")
+    reviewed(tmp_path / "b", ANONYMOUS, "discard", "keep")
+    merged = merge_log(mine, tmp_path / "b", FINDINGS)
+    assert (merged.agreement.both, merged.agreement.same, len(merged.conflicts)) == (2, 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("prefer", "expected"), [("mine", "keep"), ("theirs", "discard"), ("latest", "discard")]
+)
+def test_an_option_resolves_conflicts_that_were_merged_before(
+    pair, tmp_path, prefer, expected
+) -> None:
+    mine, other = pair
+    assert merge_log(mine, other, FINDINGS).remaining == 2
+    merged = merge_log(mine, other, FINDINGS, prefer)
+    assert (merged.added, len(merged.conflicts), merged.remaining) == (0, 2, 0)
+    assert outcomes(tmp_path / "a")[1] == expected
+    assert merge_log(mine, other, FINDINGS, prefer).conflicts == ()
+
+
+def test_theirs_is_the_decision_of_the_merged_log_and_other_conflicts_stay(tmp_path) -> None:
+    mine = reviewed(tmp_path / "a", "ann", None, "keep")
+    reviewed(tmp_path / "b", "bob", "keep", None)
+    reviewed(tmp_path / "c", "cem", "discard", "discard")
+    for name in "bc":
+        merge_log(mine, tmp_path / name, FINDINGS)
+    merged = merge_log(mine, tmp_path / "b", FINDINGS, "theirs")
+    assert [one.chosen.reviewer for one in merged.conflicts] == ["bob"]
+    assert merged.remaining == 1
+    assert outcomes(tmp_path / "a")[:2] == ["keep", None]
+
+
+@pytest.mark.parametrize("own", [None, "keep", "discard"])
+def test_a_reviewer_who_decides_again_replaces_the_own_decision(tmp_path, own) -> None:
+    mine = reviewed(tmp_path / "a", "ann", own)
+    for action in ("keep", "discard", "keep"):
+        reviewed(tmp_path / "b", "bob", action)
+        merge_log(mine, tmp_path / "b", FINDINGS)
+        expected = action if own in (None, action) else None
+        assert outcomes(tmp_path / "a")[0] == expected
+        assert all(one.reviewer == "bob" for one in mine.standings()[KEYS[0]].rivals)
+
+
+def test_an_older_copy_of_a_log_replaces_nothing(tmp_path) -> None:
+    mine = reviewed(tmp_path / "a", "ann", "keep")
+    other = reviewed(tmp_path / "b", "bob", "discard")
+    old = other.path.read_bytes()
+    reviewed(tmp_path / "b", "bob", "keep")
+    merge_log(mine, tmp_path / "b", FINDINGS)
+    (tmp_path / "old.jsonl").write_bytes(old)
+    merged = merge_log(mine, tmp_path / "old.jsonl", FINDINGS)
+    assert (merged.added, merged.conflicts) == (1, ())
+    assert outcomes(tmp_path / "a")[0] == "keep"
+
+
+def test_a_decision_after_a_preferred_one_is_no_conflict_with_oneself(tmp_path) -> None:
+    mine = reviewed(tmp_path / "a", "ann", "keep")
+    reviewed(tmp_path / "b", "bob", "discard")
+    merge_log(mine, tmp_path / "b", FINDINGS, "theirs")
+    reviewed(tmp_path / "b", "bob", "fix:a cat")
+    assert merge_log(mine, tmp_path / "b", FINDINGS).conflicts == ()
+    assert outcomes(tmp_path / "a")[0] == "fix"
+
+
+@pytest.mark.parametrize("theirs", ["keep", "discard"])
+def test_undo_after_a_merge_leaves_the_decision_of_the_other(tmp_path, theirs) -> None:
+    mine = reviewed(tmp_path / "a", "ann", "keep")
+    reviewed(tmp_path / "b", "bob", theirs)
+    merge_log(mine, tmp_path / "b", FINDINGS)
+    mine.append(Decision.on(KEYS[0], "undo", "ann"))
+    standing = DecisionLog(tmp_path / "a").standings()[KEYS[0]]
+    assert (standing.decision.reviewer, standing.rivals) == ("bob", ())
+    assert outcomes(tmp_path / "a")[0] == theirs
+    mine.append(Decision.on(KEYS[0], "undo", "ann"))  # nothing of her own is left
+    mine.append(Decision.on(KEYS[0], "undo", "bob"))  # his was made elsewhere
+    assert outcomes(tmp_path / "a")[0] == theirs
+
+
+def test_a_moved_decision_is_not_replaced_by_a_merged_one(tmp_path) -> None:
+    mine = reviewed(tmp_path / "a", "ann")
+    mine.append(Decision.on(KEYS[0]._replace(caption=4), "keep", "ann"))
+    reviewed(tmp_path / "b", "bob", "discard")
+    assert len(merge_log(mine, tmp_path / "b", FINDINGS).conflicts) == 1
+    assert outcomes(tmp_path / "a")[0] is None
+
+
+def test_merging_looks_at_the_whole_log_a_fixed_number_of_times(tmp_path, monkeypatch) -> None:
+    def calls(count: int) -> int:
+        findings = [finding(f"a red dog {n}", n) for n in range(count)]
+        logs = []
+        for name in ("ann", "bob"):
+            (tmp_path / f"{name}{count}").mkdir()
+            logs.append(DecisionLog(tmp_path / f"{name}{count}"))
+            logs[-1].append(*(Decision.on(key_of(one), "keep", name) for one in findings))
+        made, original = [], DecisionLog.standings
+        monkeypatch.setattr(DecisionLog, "standings", lambda log: made.append(1) or original(log))
+        merge_log(logs[0], logs[1].path, findings)
+        monkeypatch.undo()
+        return len(made)
+
+    assert calls(40) == calls(4)
 
 
 @pytest.mark.parametrize(

@@ -76,7 +76,7 @@ def test_two_reviewers_are_merged(report, tmp_path) -> None:
     printed = " ".join(invoke("audit", "merge", report, other).split())
     assert "3 decisions added, 0 already here" in printed
     assert "agreement on 3 findings that both decided: 66.7 %, Cohen's kappa 0.40" in printed
-    assert "1 conflicts, 0 resolved by --prefer" in printed
+    assert "conflicts: 1, resolved by --prefer: 0" in printed
     assert "ann: keep / bob: discard" in printed
     told = json.loads(invoke("audit", "merge", report, other / LOG, "--json"))
     assert (told[0]["added"], told[0]["present"]) == (0, 3)

@@ -117,7 +117,7 @@ class Audit:
         """Entries of a section: with ``reason`` those that have it, with ``state`` open ones.
 
         ``after`` is the key of the last entry that the client has. Unlike an offset, it stays
-        right while findings are decided. Near-duplicates are no errors, so they have no state.
+        right while findings are decided. Near-duplicates are not errors, so they have no state.
         """
         groups, review = self._sections[section], self.review.current()
         rest = groups

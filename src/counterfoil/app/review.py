@@ -8,7 +8,7 @@ from threading import Lock
 from typing import Any, Literal
 
 from counterfoil.app.problems import Problem
-from counterfoil.audit.corrected import export_corrected
+from counterfoil.audit.corrected import CORRECTED, export_corrected
 from counterfoil.audit.decisions import (
     Action,
     CaptionKey,
@@ -19,9 +19,6 @@ from counterfoil.audit.decisions import (
     key_of,
 )
 from counterfoil.audit.findings import Finding
-
-CORRECTED = "corrected"
-"""Folder in the report for corrected copies."""
 
 State = Literal["open", "decided", "all"]
 
@@ -64,12 +61,14 @@ class AuditReview:
 
     def _check_undo(self, key: CaptionKey, reviewer: str) -> None:
         decision = self.current().standings.get(key, Standing()).decision
-        if decision is None or not self.log.can_undo(key):
+        if decision is None:
             raise Problem(409, "there is no decision to undo")
         if decision.reviewer != reviewer:
             raise Problem(
                 409, f"the last decision is by {decision.reviewer}; decide again to change it"
             )
+        if decision.merged or not self.log.can_undo(key, reviewer):
+            raise Problem(409, "the decision was not made here; decide again to change it")
 
     def export(self) -> dict[str, Any]:
         """Write the corrected copy into the report folder; the names of its files."""

@@ -232,7 +232,7 @@ async def correct(service: TheService, body: s.CorrectRequest) -> s.CorrectRespo
     chosen = service.find_model(body.model)
     _unknown(chosen.model, body.text)
     if chosen.corrector is None:
-        raise Problem(409, "no served model was trained to correct; give one with --corrector")
+        raise Problem(409, "the chosen model has no corrector; serve it with --corrector RUN")
     _unknown(chosen.corrector, body.text)
     job = Correct(chosen.model, chosen.corrector, body.image, body.text, body.threshold)
     return s.CorrectResponse(**await service.queue.submit(job))

@@ -6,8 +6,6 @@ files (scenes, shards, features, Parquet) become one table of all splits.
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,11 +23,13 @@ from counterfoil.core.storage.reading import read_text
 from counterfoil.data.formats.base import RESERVED, Draft, Item
 from counterfoil.data.formats.rewrite import Rewritten, can_rewrite, caption_files, locate, rewrite
 from counterfoil.data.formats.text_edits import CaptionChange, Edit, TextCopy
-from counterfoil.data.formats.text_files import json_bytes, merge_extras
-from counterfoil.data.load import is_named, make_named, open_source, read_path
+from counterfoil.data.formats.text_files import csv_row, json_bytes, merge_extras
+from counterfoil.data.load import is_named, make_named, open_source, path_options, read_path
 from counterfoil.data.pairs import Pairs, ProblemLog
 from counterfoil.evaluation.report import Report
 
+CORRECTED = "corrected"
+"""Folder in the report for the copies that the page exports."""
 DIFF = ".diff"
 FOLDER_DIFF = "changes.diff"
 TABLE = "table"
@@ -48,8 +48,9 @@ class DataSource:
     def as_dict(self) -> dict[str, Any]:
         """JSON from which another folder can read the same data."""
         path = self.path
+        paths = path_options(path, self.format) if self.options else set()
         options = {
-            key: str(Path(value).resolve()) if _is_path(value) else value
+            key: str(Path(value).resolve()) if key in paths and value is not None else value
             for key, value in self.options.items()
         }
         if not is_named(path, self.format):
@@ -71,10 +72,6 @@ class DataSource:
             form if isinstance(form, str) else None,
             options if isinstance(options, dict) else {},
         )
-
-
-def _is_path(value: object) -> bool:
-    return isinstance(value, str | Path) and Path(value).exists()
 
 
 class Exported(Report):
@@ -121,8 +118,10 @@ def export_corrected(
     originals = [file for file in folder.iterdir() if file.is_file()]
     originals += [copy.path for copy in result.copies] if layout != TABLE else []
     diff = out / FOLDER_DIFF if _is_folder(out, result.copies) else out.with_name(out.name + DIFF)
+    data = Path(source.path).resolve() if source is not None else None
     for target in (*targets, diff):
-        _refuse_target(target, originals, source, overwrite)
+        is_own = data is None or _is_export(target, folder, data)
+        _refuse_target(target, originals, None if is_own else data, overwrite)
     diffs = []
     with locked_target(out, "exporting there"):
         for target, copy in zip(targets, result.copies, strict=True):
@@ -220,9 +219,11 @@ def _formula_notes(changes: Sequence[CaptionChange], targets: Sequence[Path]) ->
     risky = [change for change in changes if change.new and change.new.startswith(FORMULA)]
     if not risky or not any(path.suffix.lower() in (".csv", ".tsv") for path in targets):
         return []
+    one = len(risky) == 1
     return [
-        f"{len(risky)} corrections start with =, +, - or @, such as {risky[0].new!r}: a "
-        "spreadsheet would read them as formulas; they are written unchanged"
+        f"{'1 correction starts' if one else f'{len(risky)} corrections start'} with =, +, - or @, "
+        f"such as {risky[0].new!r}: a spreadsheet would read "
+        f"{'it as a formula; it is' if one else 'them as formulas; they are'} written unchanged"
     ]
 
 
@@ -247,12 +248,18 @@ def _targets(out: Path, copies: Sequence[TextCopy]) -> list[Path]:
     return targets
 
 
+def _is_export(target: Path, report: Path, data: Path) -> bool:
+    """Whether a target is in the report's folder of copies; the report may lie in the data."""
+    exports = (report / CORRECTED).resolve()
+    return target.resolve().is_relative_to(exports) and not data.is_relative_to(exports)
+
+
 def _refuse_target(
-    target: Path, originals: Sequence[Path], source: DataSource | None, overwrite: bool
+    target: Path, originals: Sequence[Path], data: Path | None, overwrite: bool
 ) -> None:
+    """Raise if a target is one of the originals, or any other file in the folder of data."""
     if not target.exists():
         return
-    data = Path(source.path).resolve() if source is not None else None
     inside = data is not None and data.is_dir() and target.resolve().is_relative_to(data)
     if inside or any(target.samefile(original) for original in originals):
         raise ConfigError(
@@ -302,7 +309,7 @@ def _as_table(items: Iterable[Item], out: Path, changes: Sequence[CaptionChange]
     for item, number, change in matched:
         new.setdefault(id(item), {})[number] = change.new
     form = _csv_rows if path.suffix.lower() == ".csv" else _json_rows
-    parts = [_row(["id", "split", "caption"])] if form is _csv_rows else []
+    parts = [csv_row(["id", "split", "caption"])] if form is _csv_rows else []
     copy = TextCopy(path, "", changes=[change for _, _, change in matched])
     offset = sum(map(len, parts))
     for item in listed:
@@ -322,14 +329,8 @@ def _csv_rows(
 ) -> Iterator[tuple[str, str]]:
     """A row per caption, before and after the changes."""
     for text, other in zip(captions, new, strict=True):
-        after = "" if other is None else _row([item.id, item.split, other])
-        yield _row([item.id, item.split, text]), after
-
-
-def _row(fields: Sequence[str]) -> str:
-    buffer = io.StringIO(newline="")
-    csv.writer(buffer, lineterminator="\n").writerow(fields)
-    return buffer.getvalue()
+        after = "" if other is None else csv_row([item.id, item.split, other])
+        yield csv_row([item.id, item.split, text]), after
 
 
 def _json_rows(

@@ -1,8 +1,8 @@
 """Decisions of reviewers on the findings of an audit: an append-only log beside the report.
 
 A line of ``decisions.jsonl`` is one decision. The last line about a caption counts, unless it was
-merged from another reviewer's log: such a line never replaces a decision. If it differs, the
-caption is a conflict until somebody decides again.
+merged from another reviewer's log: such a line replaces only earlier decisions by the same
+reviewer. If it differs from the others, the caption is a conflict until somebody decides again.
 
 A line is written in one call, under a lock, and synced. A kill leaves at most one incomplete line,
 which readers skip and count, and the next writer starts a new line.
@@ -18,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from hashlib import sha256
+from itertools import takewhile
 from json import dumps
 from pathlib import Path
 from threading import RLock
@@ -76,9 +77,10 @@ def one_line(text: str) -> str:
 
 
 class Decision(Report):
-    """What a reviewer decided about a caption; ``undo`` takes back the last decision on it.
+    """What a reviewer decided about a caption.
 
-    ``merged``: it was made without knowledge of the other decisions in this log.
+    ``undo`` takes back the reviewer's last decision on it that was made here. ``merged``: it was
+    made without knowledge of the other decisions in this log.
     """
 
     split: str
@@ -131,13 +133,42 @@ class Decision(Report):
         """Equal for two copies of one decision, which may be in several logs."""
         return (*self.key.content, self.action, self.correction, self.reviewer, self.time)
 
+    def is_by_reviewer_of(self, other: Decision) -> bool:
+        """Whether both have the same named reviewer; the anonymous may be several people."""
+        return self.reviewer == other.reviewer != ANONYMOUS
+
 
 @dataclass(frozen=True)
 class Standing:
-    """The decision on a caption, and merged decisions that differ from it."""
+    """The decision on a caption, and merged decisions that differ from it.
+
+    ``independent`` is the last decision that was made here before any other was merged.
+    """
 
     decision: Decision | None = None
     rivals: tuple[Decision, ...] = ()
+    independent: Decision | None = None
+
+    @classmethod
+    def of(cls, decisions: Sequence[Decision]) -> Standing:
+        """What follows from the decisions on a caption, in the order of the log."""
+        votes: list[Decision] = []
+        latest: dict[str, Decision] = {}  # by reviewer
+        for new in decisions:
+            earlier = latest.get(new.reviewer)
+            if earlier is None or not new.is_by_reviewer_of(earlier):
+                votes = [*votes, new] if new.merged else [new]
+            elif not new.merged or new.time >= earlier.time:
+                votes = [one for one in votes if one is not earlier] if new.merged else []
+                votes.append(new)
+            else:
+                continue  # from an older copy of that reviewer's log
+            latest[new.reviewer] = new
+        if not votes:
+            return cls()
+        own = list(takewhile(lambda one: not one.merged, decisions))
+        rivals = tuple(one for one in votes if one.outcome != votes[0].outcome)
+        return cls(votes[0], rivals, own[-1] if own else None)
 
     @property
     def final(self) -> Decision | None:
@@ -147,13 +178,6 @@ class Standing:
     @property
     def votes(self) -> list[Decision]:
         return [one for one in (self.decision, *self.rivals) if one is not None]
-
-    def after(self, new: Decision) -> Standing:
-        if self.decision is None or not new.merged:
-            return Standing(new)
-        if all(one.outcome == new.outcome for one in self.votes):
-            return self
-        return Standing(self.decision, (*self.rivals, new))
 
 
 class DecisionLog:
@@ -165,7 +189,8 @@ class DecisionLog:
         """Lines that are no decisions, such as one cut off by a kill."""
         self.identities: set[tuple[object, ...]] = set()
         self.version = 0
-        self._history: dict[CaptionKey, list[Standing]] = defaultdict(list)
+        self._history: dict[CaptionKey, list[Decision]] = defaultdict(list)
+        self._standings: dict[CaptionKey, Standing] = {}
         self._offset, self._file, self._tail_bytes = 0, 0, 0
         self._lock = RLock()
         self.refresh()
@@ -173,10 +198,14 @@ class DecisionLog:
     def standings(self) -> dict[CaptionKey, Standing]:
         """The captions with a decision."""
         with self._lock:
-            return {key: history[-1] for key, history in self._history.items() if history}
+            for key, history in self._history.items():
+                if history and key not in self._standings:
+                    self._standings[key] = Standing.of(history)
+            return {key: self._standings[key] for key, history in self._history.items() if history}
 
-    def can_undo(self, key: CaptionKey) -> bool:
-        return bool(self._history.get(key))
+    def can_undo(self, key: CaptionKey, reviewer: str) -> bool:
+        with self._lock:
+            return _last_own(self._history.get(key, ()), reviewer) is not None
 
     def refresh(self) -> None:
         """Read the lines that were added since the last call."""
@@ -192,6 +221,7 @@ class DecisionLog:
         if self._offset or self.damaged:
             self.version += 1
         self._history.clear()
+        self._standings.clear()
         self.identities.clear()
         self._offset, self._tail_bytes, self.damaged = 0, 0, 0
 
@@ -224,11 +254,11 @@ class DecisionLog:
             return False
         history = self._history[decision.key]
         self.identities.add(decision.identity)
-        if decision.action == "undo":
-            if history:
-                history.pop()
-        else:
-            history.append((history[-1] if history else Standing()).after(decision))
+        self._standings.pop(decision.key, None)
+        if decision.action != "undo":
+            history.append(decision)
+        elif (index := _last_own(history, decision.reviewer)) is not None:
+            del history[index]
         return True
 
     def append(self, *decisions: Decision) -> None:
@@ -241,6 +271,14 @@ class DecisionLog:
             if is_new:
                 sync_folder(self.path.parent)
             self.refresh()
+
+
+def _last_own(history: Sequence[Decision], reviewer: str) -> int | None:
+    """Index of the reviewer's last decision that was made in this log."""
+    indices = range(len(history) - 1, -1, -1)
+    return next(
+        (n for n in indices if history[n].reviewer == reviewer and not history[n].merged), None
+    )
 
 
 def _append(path: Path, data: bytes) -> None:
@@ -312,7 +350,7 @@ class Review:
     def counts(self) -> dict[str, int]:
         """Numbers of findings: all, open, decided (by outcome), in conflict; unknown decisions.
 
-        Near-duplicates are no errors, so they only count once they are decided.
+        Near-duplicates are not errors, so they only count once they are decided.
         """
         finals = [final for one in self.standings.values() if (final := one.final) is not None]
         outcomes = Counter(final.outcome[0] for final in finals)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import math
 from collections import Counter
@@ -13,6 +11,7 @@ from typing import Any, Literal
 
 from counterfoil.core.errors import DataError
 from counterfoil.core.storage.reading import LINES_BYTES, open_regular, read_lines
+from counterfoil.data.formats.text_files import csv_row
 from counterfoil.data.pairs import Problem, count_kinds
 from counterfoil.data.text.words import STOP_WORDS, words
 from counterfoil.evaluation.report import Report
@@ -297,13 +296,11 @@ def to_csv(findings: Sequence[Finding]) -> str:
 
     A text that a spreadsheet would read as a formula gets a leading apostrophe.
     """
-    buffer = io.StringIO(newline="")
-    writer = csv.writer(buffer, lineterminator="\n")
-    writer.writerow(COLUMNS)
+    lines = [csv_row(COLUMNS)]
     for finding in findings:
         row = _row(finding)
-        writer.writerow([_escape_formula(row[column]) for column in COLUMNS])
-    return buffer.getvalue()
+        lines.append(csv_row([_escape_formula(row[column]) for column in COLUMNS]))
+    return "".join(lines)
 
 
 def _row(finding: Finding) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -62,7 +62,10 @@ def cohen_kappa(pairs: Sequence[tuple[str, str]]) -> float | None:
 
 
 class Conflict(Report):
-    """A caption with different decisions; ``chosen`` is the one that --prefer selected."""
+    """A caption with different decisions; ``chosen`` is the one that ``prefer`` selected.
+
+    ``theirs`` is a decision of the merged log, ``mine`` one that differs from it.
+    """
 
     mine: Decision
     theirs: Decision
@@ -73,7 +76,9 @@ class Merged(Report):
     """What merging one log added.
 
     ``added`` decisions are new here, ``present`` ones were merged before. ``unknown`` ones are
-    about captions that are not among the findings; they are stored, too.
+    about captions that are not among the findings; they are stored, too. ``conflicts`` are on
+    captions that the merged log decides, also if they were merged before. ``remaining`` counts
+    all conflicts that are still open, also with other reviewers.
     """
 
     source: str
@@ -83,45 +88,86 @@ class Merged(Report):
     damaged: int
     agreement: Agreement
     conflicts: tuple[Conflict, ...]
+    remaining: int
 
 
 def merge_log(
     log: DecisionLog, other: Path, findings: Sequence[Finding], prefer: Prefer = "none"
 ) -> Merged:
-    """Add the decisions of another log; conflicts stay open unless ``prefer`` chooses."""
+    """Add the decisions of another log; conflicts stay open unless ``prefer`` chooses.
+
+    The agreement compares decisions of different reviewers that were made independently, before
+    one log was merged into the other, so merging again gives the same numbers.
+    """
     theirs = _open_other(other)
     mine, yours = Review.of(log, findings), Review.of(theirs, findings)
-    pairs, conflicts = [], []
+    stored = log.standings()
+    pairs: list[tuple[Decision, Decision]] = []
     new: list[Decision] = []
-    present = 0
+    votes: dict[CaptionKey, list[Decision]] = {}
     for key, standing in _all_standings(yours):
-        own = mine.standings.get(key, log.standings().get(key, Standing()))
-        one, two = own.final, standing.final
-        if one is not None and two is not None:
-            pairs.append((one, two))
-        for vote in standing.votes:
-            if vote.identity in log.identities:
-                present += 1
-                continue
-            added = vote.model_copy(update={**key._asdict(), "merged": True})
-            new.append(added)
-            if own.decision is not None and own.after(added) is not own:
-                chosen = _choose(own.decision, added, prefer)
-                conflicts.append(Conflict(mine=own.decision, theirs=added, chosen=chosen))
-            own = own.after(added)
-    # Resolutions last: they count as decisions made with knowledge of both.
-    chosen_ones = [one.chosen for one in conflicts if one.chosen is not None]
+        own = mine.standings.get(key) or stored.get(key, Standing())
+        pairs += _comparable(own, standing)
+        # An earlier decision may be stored under another number of the same caption.
+        target = own.decision.key if own.decision is not None else key
+        votes.setdefault(target, []).extend(standing.votes)
+        new += [
+            vote.model_copy(update={**target._asdict(), "merged": True})
+            for vote in standing.votes
+            if vote.identity not in log.identities
+        ]
     if new:
-        log.append(*new, *(one.model_copy(update={"merged": False}) for one in chosen_ones))
+        log.append(*new)
+    conflicts = list(_conflicts(log.standings(), votes, prefer))
+    chosen = [one.chosen for one in conflicts if one.chosen is not None]
+    if chosen:  # they count as decisions made with knowledge of both
+        log.append(*(one.model_copy(update={"merged": False}) for one in chosen))
     return Merged(
         source=str(other),
         added=len(new),
-        present=present,
+        present=sum(map(len, votes.values())) - len(new),
         unknown=len(yours.unknown),
         damaged=theirs.damaged,
         agreement=Agreement.of(pairs),
         conflicts=tuple(conflicts),
+        remaining=sum(bool(one.rivals) for one in log.standings().values()),
     )
+
+
+def _comparable(mine: Standing, theirs: Standing) -> list[tuple[Decision, Decision]]:
+    """The pair of independent decisions of two reviewers, if there is one."""
+    one, other = mine.independent, theirs.independent
+    if other is None and theirs.decision is not None and theirs.decision.merged:
+        other = theirs.decision  # their log collects those of others
+    if one is None or other is None or one.is_by_reviewer_of(other):
+        return []
+    return [] if one.identity == other.identity else [(one, other)]
+
+
+def _conflicts(
+    standings: Mapping[CaptionKey, Standing],
+    votes: Mapping[CaptionKey, Sequence[Decision]],
+    prefer: Prefer,
+) -> Iterator[Conflict]:
+    """The conflicts on captions that the merged log has ``votes`` on."""
+    for key, merged in votes.items():
+        standing = standings.get(key, Standing())
+        if standing.decision is None or not standing.rivals:
+            continue
+        identities = {vote.identity for vote in merged}
+        mine, theirs = standing.decision, standing.rivals[0]
+        their_rivals = [one for one in standing.rivals if one.identity in identities]
+        if their_rivals:
+            theirs = their_rivals[0]
+        elif mine.identity in identities:
+            mine, theirs = theirs, mine
+        chosen = {
+            "none": None,
+            "mine": mine,
+            "theirs": theirs,
+            "latest": max(standing.votes, key=lambda one: one.time),
+        }[prefer]
+        yield Conflict(mine=mine, theirs=theirs, chosen=chosen)
 
 
 def _all_standings(review: Review) -> Iterator[tuple[CaptionKey, Standing]]:
@@ -129,12 +175,6 @@ def _all_standings(review: Review) -> Iterator[tuple[CaptionKey, Standing]]:
     for standing in review.unknown:
         if standing.decision is not None:
             yield standing.decision.key, standing
-
-
-def _choose(mine: Decision, theirs: Decision, prefer: Prefer) -> Decision | None:
-    if prefer == "latest":
-        return theirs if theirs.time > mine.time else mine
-    return {"mine": mine, "theirs": theirs}.get(prefer)
 
 
 def _open_other(path: Path) -> DecisionLog:

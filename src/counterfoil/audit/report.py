@@ -54,7 +54,7 @@ SUSPICIOUS, NEAR = "Suspicious captions", "Near-duplicates"
 
 NEAR_NOTE = (
     "Captions that say nearly the same of different images: likely false negatives in training, "
-    "no errors. Identical captions are one entry."
+    "not errors. Identical captions are one entry."
 )
 
 PAGE, TABLE, SUMMARY = "index.html", "findings.csv", "summary.json"

@@ -103,6 +103,8 @@ def merge(
         return
     for result in results:
         _show_merged(result)
+    if results[-1].remaining:
+        print_line(f"conflicts that remain: {results[-1].remaining}; decide again, or use --prefer")
 
 
 def _check_audit(folder: Path) -> None:
@@ -155,7 +157,7 @@ def _show_merged(merged: Merged) -> None:
         )
     chosen = sum(one.chosen is not None for one in merged.conflicts)
     if merged.conflicts:
-        print_line(f"  {len(merged.conflicts)} conflicts, {chosen} resolved by --prefer:")
+        print_line(f"  conflicts: {len(merged.conflicts)}, resolved by --prefer: {chosen}")
     for one in merged.conflicts[:MAX_PRINTED]:
         outcomes = " / ".join(
             f"{each.reviewer}: {each.action}" + (f" “{each.correction}”" if each.correction else "")

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Generic, TypeVar, get_type_hints
+from typing import Any, Generic, TypeVar, get_args, get_type_hints
 
 from counterfoil.core.errors import ConfigError, nearest
 
@@ -82,13 +82,21 @@ class Registry(Generic[T]):
             if parameter.kind is inspect.Parameter.KEYWORD_ONLY
         }
 
+    def path_options(self, name: str) -> set[str]:
+        """Names of the options that are declared as paths."""
+        hints = self._hints(name)
+        return {key for key in self.options(name) if Path in (hints[key], *get_args(hints[key]))}
+
+    def _hints(self, name: str) -> dict[str, Any]:
+        entry = self[name]
+        return get_type_hints(entry.__init__ if inspect.isclass(entry) else entry)
+
     def check(self, name: str, options: Mapping[str, Any], *, where: str = "") -> None:
         """Raise on an unknown option, or a value of the wrong type."""
         from pydantic import TypeAdapter, ValidationError
 
         known = self.options(name)
-        entry = self[name]
-        hints = get_type_hints(entry.__init__ if inspect.isclass(entry) else entry)
+        hints = self._hints(name)
         for key, value in options.items():
             path = f"{where}.{key}" if where else key
             if key not in known:

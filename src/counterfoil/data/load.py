@@ -98,6 +98,13 @@ def open_source(
     return reader
 
 
+def path_options(source: str | Path, format: str | None) -> set[str]:
+    """Options of a source that are paths, by the types that it declares."""
+    if is_named(source, format):
+        return named_sources.path_options(str(source))
+    return sources.path_options(_reader_of(Path(source), format, ProblemLog()))
+
+
 def _reader_of(path: Path, format: str | None, log: ProblemLog) -> str:
     """Name of the source that reads a path in the given format (None: detected)."""
     name = _ALIASES.get(format, format) if format is not None else detect_format(path, log)

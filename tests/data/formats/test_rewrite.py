@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from counterfoil.core.errors import DataError
 from counterfoil.data.formats.rewrite import can_rewrite, caption_files, rewrite
 from counterfoil.data.formats.text_edits import CaptionChange
 from counterfoil.data.load import load_pairs, open_source
@@ -268,3 +269,74 @@ def test_a_long_line_is_shown_caption_by_caption(photos, tmp_path) -> None:
     diff = corrected(path, photos, [("c", 0, "a cow", "a bull")]).copies[0].diff()
     assert "-a cow\n+a bull\n" in diff
     assert len(diff) < 500
+
+
+def table(tmp_path: Path, text: str, name: str = "captions.csv") -> Path:
+    (tmp_path / "data").mkdir(exist_ok=True)
+    path = tmp_path / "data" / name
+    path.write_bytes(text.encode())
+    return path
+
+
+QUOTINGS = {
+    "a note in quotes": ('a.png,%s,"x y"\n', "two dogs", "a fox", "a fox"),
+    "only captions in quotes": ('a.png,"%s",x\n', "two dogs", "a fox", "a fox"),
+    "quotes that are needed": ("a.png,%s,x\n", "two dogs", "a, b", '"a, b"'),
+    "quotes that are needed no more": ('a.png,"%s",x\n', "a, b", "a b", "a b"),
+    "quotes within a plain cell": ("a.png,%s,x\n", 'a "big" dog', 'a "small" dog', 'a "small" dog'),
+    "a lone carriage return in a note": ('a.png,%s,"x\ry"\n', "two dogs", "a fox", "a fox"),
+    "lines in the note, no end": ('a.png,%s,"l1\nl2"', "two dogs", "a fox", "a fox"),
+    "lines in the note, then an end": ('a.png,%s,"l1\r\nl2"\r\n', "two dogs", "a fox", "a fox"),
+    "an empty cell at the end": ("a.png,%s,\n", "two dogs", "a fox", "a fox"),
+    "a new text that starts with a quote": ("a.png,%s,x", "two dogs", '"a" b', '"""a"" b"'),
+}
+
+
+@pytest.mark.parametrize("case", QUOTINGS, ids=list(QUOTINGS))
+def test_only_the_cell_of_the_caption_is_written_again(photos, tmp_path, case) -> None:
+    row, old, new, cell = QUOTINGS[case]
+    before = 'image,caption,note\n"b.png",a cat,"y"\n'
+    path = table(tmp_path, before + row % old)
+    result = corrected(path, photos, [("a", 0, old, new)])
+    copy = write(result, path, tmp_path / "out")
+    assert copy.read_bytes() == (before + row % cell).encode()
+    assert captions_of(copy, photos) == {"a": [new], "b": ["a cat"]}
+
+
+def test_captions_of_an_image_in_two_tables_are_corrected_in_their_own(photos, tmp_path) -> None:
+    train = "image,caption,split\na.png,a dog,train\nb.png,keep me,train\nc.png,keep,train\n"
+    val = "image,caption,split\nb.png,other,val\na.png,wrong cat,train\na.png,gone,train\n"
+    table(tmp_path, train, "train.csv")
+    folder = table(tmp_path, val, "val.csv").parent
+    log = ProblemLog()
+    source = open_source(folder, None, {"images": str(photos)}, log)
+    draft = source.read(folder, log)
+    changes = [
+        CaptionChange("train", "a", 1, "wrong cat", "right cat"),
+        CaptionChange("train", "a", 2, "gone", None),
+    ]
+    texts = {copy.path.name: copy.edited() for copy in rewrite(source, draft, changes).copies}
+    expected = val.replace("wrong cat", "right cat").replace("a.png,gone,train\n", "")
+    assert texts == {"train.csv": train, "val.csv": expected}
+
+
+def test_a_fault_of_a_caption_names_its_own_table(photos, tmp_path) -> None:
+    table(tmp_path, "image,caption,split\na.png,a dog,train\nb.png,a cat,train\n", "train.csv")
+    path = table(tmp_path, "image,caption,split\nb.png,x,val\na.png,,train\n", "val.csv")
+    pairs = load_pairs(path.parent, options={"images": str(photos)})
+    assert [one.where for one in pairs.problems if one.kind == "empty-caption"] == [f"{path}:3"]
+
+
+def test_a_file_that_changed_since_it_was_read_is_refused(data, photos) -> None:
+    log = ProblemLog()
+    source = open_source(data, None, {"images": str(photos)}, log)
+    draft = source.read(data, log)
+    item = next(item for item in draft.items if "a cow" in item.captions)
+    change = CaptionChange(item.split, item.id, 0, "a cow", "a bull")
+    assert "a bull" in rewrite(source, draft, [change]).copies[0].edited()
+    text = data.read_text(encoding="utf-8")
+    words = text.replace("a cow", "a pig").replace('"cow"', '"pig"')
+    for changed in (words, text[: len(text) // 20], "", "\n\n"):
+        data.write_text(changed, encoding="utf-8")
+        with pytest.raises(DataError, match=r"export again|no column of captions"):
+            rewrite(source, draft, [change])

@@ -23,6 +23,7 @@ class Item:
 
     ``row`` is the image's row in the split's fragment table. ``caption_extras`` are lists with one
     entry per caption. ``caption_paths`` are the indices that lead to each caption in a JSON file.
+    ``caption_files`` are the files of the captions, if they are not all in ``file``.
     """
 
     id: str
@@ -32,6 +33,7 @@ class Item:
     line: int | None = None
     caption_lines: Sequence[int] | None = None
     caption_paths: list[tuple[int, ...]] = field(default_factory=list)
+    caption_files: Sequence[Path] = ()
     image: ImageRef | None = None
     row: int | None = None
     extras: dict[str, Any] = field(default_factory=dict)
@@ -44,8 +46,11 @@ class Item:
 
     def where_caption(self, number: int) -> str:
         if self.caption_lines is not None:
-            return f"{self.file}:{self.caption_lines[number]}"
+            return f"{self.caption_file(number)}:{self.caption_lines[number]}"
         return f"{self.where}, caption {number + 1}"
+
+    def caption_file(self, number: int) -> Path:
+        return self.caption_files[number] if self.caption_files else self.file
 
 
 @dataclass

@@ -101,7 +101,7 @@ class KarpathySource(Source):
         item = Item(str(image_id), "dev" if split == "val" else split, [], file)
         sentence_ids = []
         for index, sentence in enumerate(sentences):
-            text = _text(sentence)
+            text = sentence_text(sentence)
             if text is None:
                 log.fatal("bad-json", f"{where}.sentences[{index}]", "has no 'raw' text")
                 continue
@@ -133,7 +133,8 @@ def _names(item: Item) -> list[str]:
     return [f"{folder}/{name}", name] if isinstance(folder, str) and folder else [name]
 
 
-def _text(sentence: Any) -> str | None:
+def sentence_text(sentence: Any) -> str | None:
+    """The caption of a sentence: its text, or its tokens; None if it has neither."""
     if not isinstance(sentence, dict):
         return None
     if isinstance(sentence.get("raw"), str):

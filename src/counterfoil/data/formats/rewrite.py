@@ -1,14 +1,14 @@
 """Correct captions in a data set's own files: only their characters change, all else stays.
 
 Each layout is edited as text, so columns, order, unknown fields, quoting and line ends of the
-original remain. A record that is one caption (a row, a line) is removed with it; the record of an
-image stays, even without captions.
+original remain. A caption is only replaced if the file has its text at that place. A record that
+is one caption (a row, a line) is removed with it; the record of an image stays, even without
+captions.
 """
 
 from __future__ import annotations
 
 import csv
-import io
 import json
 import re
 from collections import defaultdict
@@ -24,9 +24,22 @@ from counterfoil.data.formats.assemble import caption_fault
 from counterfoil.data.formats.base import Columns, Draft, Item, Source, find_columns
 from counterfoil.data.formats.coco import CocoSource
 from counterfoil.data.formats.flickr8k import Flickr8kSource
-from counterfoil.data.formats.karpathy import KarpathySource
+from counterfoil.data.formats.karpathy import KarpathySource, sentence_text
 from counterfoil.data.formats.table import TableSource
-from counterfoil.data.formats.text_edits import CaptionChange, Edit, TextCopy, line_starts
+from counterfoil.data.formats.text_edits import (
+    CaptionChange,
+    Edit,
+    Span,
+    TextCopy,
+    json_array,
+    json_elements,
+    json_members,
+    json_text,
+    json_value,
+    line_starts,
+    skip_space,
+    without_elements,
+)
 from counterfoil.data.formats.text_files import dialect_of, long_fields
 from counterfoil.data.text.words import words
 
@@ -56,7 +69,13 @@ def can_rewrite(source: Source, draft: Draft) -> bool:
 
 def caption_files(draft: Draft) -> list[Path]:
     """The files that have captions, in the order of their first image."""
-    return list(dict.fromkeys(item.file for item in draft.items if item.captions))
+    return list(
+        dict.fromkeys(
+            item.caption_file(number)
+            for item in draft.items
+            for number in range(len(item.captions))
+        )
+    )
 
 
 def rewrite(source: Source, draft: Draft, changes: Sequence[CaptionChange]) -> Rewritten:
@@ -64,13 +83,12 @@ def rewrite(source: Source, draft: Draft, changes: Sequence[CaptionChange]) -> R
     matched, missing, emptied = locate(draft.items, changes)
     by_file: dict[Path, dict[Position, CaptionChange]] = defaultdict(dict)
     for item, number, change in matched:
-        by_file[item.file][_position(item, number)] = change
+        by_file[item.caption_file(number)][_position(item, number)] = change
     copies = []
     for path in caption_files(draft):
         copy = TextCopy(path, _read(path), changes=list(by_file[path].values()))
         if by_file[path]:
-            wanted = {position: change.new for position, change in by_file[path].items()}
-            copy.edits = sorted(_edits(source, copy, wanted), key=lambda edit: edit.start)
+            copy.edits = _checked_edits(source, copy, by_file[path])
         copies.append(copy)
     return Rewritten(copies, missing, emptied)
 
@@ -125,8 +143,8 @@ def _position(item: Item, number: int) -> Position:
     if item.caption_paths:
         return item.caption_paths[number]
     assert item.caption_lines is not None  # noqa: S101 - every other layout has them
-    line = item.caption_lines[number]
-    return line, sum(one == line for one in item.caption_lines[:number])
+    places = [(item.caption_file(n), item.caption_lines[n]) for n in range(number + 1)]
+    return item.caption_lines[number], places.count(places[number]) - 1
 
 
 def _read(path: Path) -> str:
@@ -138,14 +156,36 @@ def _read(path: Path) -> str:
         raise DataError(f"{path}: cannot be read ({error.strerror})") from None
 
 
-def _edits(source: Source, copy: TextCopy, wanted: Mapping[Position, str | None]) -> Iterator[Edit]:
+def _checked_edits(
+    source: Source, copy: TextCopy, wanted: Mapping[Position, CaptionChange]
+) -> list[Edit]:
+    try:
+        return sorted(_edits(source, copy, wanted), key=lambda edit: edit.start)
+    except (LookupError, ValueError, csv.Error):
+        raise DataError(f"{copy.path}: changed while it was read; export again") from None
+
+
+def _new_text(text: object, change: CaptionChange) -> str | None:
+    """What replaces the ``text`` at the place of a caption, which must be the caption's own."""
+    if (text or "") != change.text:
+        raise DataError(
+            f"image '{change.image}': expected the caption {change.text!r} at its place in the "
+            f"file, found {text!r}; nothing was written. If the file was edited meanwhile, export "
+            "again"
+        )
+    return change.new
+
+
+def _edits(
+    source: Source, copy: TextCopy, wanted: Mapping[Position, CaptionChange]
+) -> Iterator[Edit]:
     if isinstance(source, KarpathySource):
         return _karpathy_edits(copy.text, wanted)
     if isinstance(source, CocoSource):
         return _coco_edits(copy.text, wanted)
-    by_line: dict[int, dict[int, str | None]] = defaultdict(dict)
-    for (line, number), new in wanted.items():
-        by_line[line][number] = new
+    by_line: dict[int, dict[int, CaptionChange]] = defaultdict(dict)
+    for (line, number), change in wanted.items():
+        by_line[line][number] = change
     if isinstance(source, Flickr8kSource):
         return _token_edits(copy.text, by_line)
     if copy.path.suffix.lower() in (".jsonl", ".ndjson"):
@@ -153,22 +193,24 @@ def _edits(source: Source, copy: TextCopy, wanted: Mapping[Position, str | None]
     return _delimited_edits(copy, by_line, source)
 
 
-Lines = Mapping[int, Mapping[int, str | None]]
-"""New captions by line and by number within the line; None removes one."""
+Lines = Mapping[int, Mapping[int, CaptionChange]]
+"""Changes by line and by number of the caption within the line."""
 
 
 def _token_edits(text: str, by_line: Lines) -> Iterator[Edit]:
     starts = line_starts(text)
-    for line, new in by_line.items():
+    for line, changes in by_line.items():
         start, end = starts[line - 1], starts[line]
-        if new[0] is None:
+        content = text[start:end].removesuffix("\n").removesuffix("\r")
+        begin = content.index("\t") + 1
+        new = _new_text(content[begin:], changes[0])
+        if new is None:
             yield Edit(start, end, "")
         else:
-            content = text[start:end].rstrip("\r\n")
-            yield Edit(start + content.index("\t") + 1, start + len(content), new[0])
+            yield Edit(start + begin, start + len(content), new)
 
 
-# CSV and TSV: changed records are written again, in the record's own style of quoting.
+# CSV and TSV: only the cell of a caption is written again, quoted if it was quoted.
 
 
 def _delimited_edits(copy: TextCopy, by_line: Lines, source: Source) -> Iterator[Edit]:
@@ -177,19 +219,28 @@ def _delimited_edits(copy: TextCopy, by_line: Lines, source: Source) -> Iterator
     lines[0] = lines[0].removeprefix("\ufeff")
     delimiter, quoted = dialect_of(copy.path, lines)
     records = _records(lines, delimiter, quoted)
-    _, _, names = next(records)
+    _, _, names = next(records, (0, 0, []))
     header = [name.strip() for name in names]
     columns = _columns(header, source, copy.path)
     index_of = {name: index for index, name in enumerate(header)}
+    cells = [index_of[name] for name in columns.captions]
+    left = dict(by_line)
     for first, last, fields in records:
-        if first + 1 not in by_line:
+        changes = left.pop(first + 1, None)
+        if changes is None:
             continue
-        new = dict(by_line[first + 1])
-        cells = [index_of[name] for name in columns.captions]
-        row = _with_captions(fields, cells, new)
+        new = _new_cells(fields, cells, changes)
+        if new is None:
+            yield Edit(starts[first], starts[last], "")
+            continue
         raw = "".join(lines[first:last])
-        written = "" if row is None else _same_style(raw, fields, row, delimiter, quoted)
-        yield Edit(starts[first], starts[last], written)
+        spans = _cell_spans(raw, delimiter, quoted)
+        for cell, text in new.items():
+            start, end = spans[cell]
+            written = _cell_like(raw[start:end], text, delimiter) if quoted else text
+            yield Edit(starts[first] + start, starts[first] + end, written)
+    if left:
+        raise LookupError(f"no record starts at line {min(left)}")
 
 
 def _records(
@@ -214,30 +265,26 @@ def _columns(names: Sequence[str], source: Source, path: Path) -> Columns:
     return columns
 
 
-def _with_captions(
-    fields: Sequence[str], cells: Sequence[int], new: Mapping[int, str | None]
-) -> list[str] | None:
-    """A row with other captions; None if it has none left and no column for others."""
-    row = list(fields)
+def _new_cells(
+    fields: Sequence[str], cells: Sequence[int], changes: Mapping[int, CaptionChange]
+) -> dict[int, str] | None:
+    """New texts of a row's cells; None if it has no caption left and no column for others."""
     if len(cells) > 1:  # caption_1, caption_2 …: empty cells are no captions
         filled = [cell for cell in cells if fields[cell]]
-        for number, text in new.items():
-            row[filled[number]] = text or ""
-        return row
+        return {
+            filled[number]: _new_text(fields[filled[number]], change) or ""
+            for number, change in changes.items()
+        }
     value = fields[cells[0]]
     listed = _json_list(value)
     if listed is None:
-        text = new[0]
+        text = _new_text(value, changes[0])
         if text is None:
             return None
         # the reader takes a text that starts like this for a list
-        row[cells[0]] = json.dumps([text]) if text.lstrip().startswith('["') else text
-        return row
-    rest = _replaced(listed, new)
-    if not rest:
-        return None
-    row[cells[0]] = json.dumps(rest, ensure_ascii=value.isascii())
-    return row
+        return {cells[0]: json.dumps([text]) if text.lstrip().startswith('["') else text}
+    rest = _replaced(listed, changes)
+    return {cells[0]: json.dumps(rest, ensure_ascii=value.isascii())} if rest else None
 
 
 def _json_list(value: str) -> list[object] | None:
@@ -250,138 +297,94 @@ def _json_list(value: str) -> list[object] | None:
     return listed if isinstance(listed, list) and listed else None
 
 
-def _replaced(values: Sequence[object], new: Mapping[int, str | None]) -> list[object]:
+def _replaced(values: Sequence[object], changes: Mapping[int, CaptionChange]) -> list[object]:
     """A list of captions with some replaced; values that are no captions stay."""
-    captions = [index for index, value in enumerate(values) if value is None or _is_text(value)]
-    by_index = {captions[number]: text for number, text in new.items()}
-    pairs = ((by_index.get(index, value), index) for index, value in enumerate(values))
-    return [value for value, index in pairs if by_index.get(index, "") is not None]
+    numbers = _caption_numbers(values)
+    new = {numbers[n]: _new_text(values[numbers[n]], change) for n, change in changes.items()}
+    pairs = ((new.get(index, value), index) for index, value in enumerate(values))
+    return [value for value, index in pairs if new.get(index, "") is not None]
 
 
-def _is_text(value: object) -> bool:
-    return isinstance(value, str)
+def _caption_numbers(values: Sequence[object]) -> list[int]:
+    """Indices of the values that the reader takes for captions; null is an empty one."""
+    return [n for n, value in enumerate(values) if value is None or isinstance(value, str)]
 
 
-def _same_style(
-    raw: str, fields: Sequence[str], row: Sequence[str], delimiter: str, quoted: bool
-) -> str:
-    """A record, quoted as the original was: every field, or those that need it."""
-    end = raw[len(raw.rstrip("\r\n")) :]
-    if not quoted:
-        return delimiter.join(row) + end
-
-    def write(values: Sequence[str], quote_all: bool) -> str:
-        buffer = io.StringIO(newline="")
-        quoting: Literal[0, 1] = csv.QUOTE_ALL if quote_all else csv.QUOTE_MINIMAL
-        csv.writer(buffer, delimiter=delimiter, quoting=quoting, lineterminator=end).writerow(
-            values
-        )
-        return buffer.getvalue()
-
-    return write(row, quote_all=write(fields, quote_all=True) == raw)
+_QUOTED_CELL = re.compile(r'"[^"]*(?:""[^"]*)*"')
 
 
-# JSON: the spans of values are found in the text, and only those of captions change.
-
-_DECODER = json.JSONDecoder()
-_SPACE = re.compile(r"[ \t\n\r]*")
-Span = tuple[int, int]
-
-
-def _skip(text: str, index: int) -> int:
-    match = _SPACE.match(text, index)
-    return match.end() if match else index
-
-
-def _members(text: str, start: int) -> dict[str, Span]:
-    """Spans of the values of the object at ``start``; of repeated keys, the last counts."""
-    spans: dict[str, Span] = {}
-    index = _skip(text, start + 1)
-    while text[index] != "}":
-        key, index = _DECODER.raw_decode(text, index)
-        begin = _skip(text, _skip(text, index) + 1)
-        _, end = _DECODER.raw_decode(text, begin)
-        spans[key] = (begin, end)
-        index = _skip(text, end)
-        if text[index] == ",":
-            index = _skip(text, index + 1)
-    return spans
+def _cell_spans(raw: str, delimiter: str, quoted: bool) -> list[Span]:
+    """Where the cells of a record are in its text."""
+    end = len(raw.rstrip("\r\n"))
+    spans: list[Span] = []
+    start = 0
+    while True:
+        match = _QUOTED_CELL.match(raw, start) if quoted else None
+        stop = match.end() if match else raw.find(delimiter, start, end)
+        stop = end if stop < 0 else stop
+        spans.append((start, stop))
+        if stop == end:
+            return spans
+        start = stop + 1
 
 
-def _elements(text: str, start: int) -> tuple[list[Span], list[object]]:
-    """Spans and values of the array at ``start``."""
-    spans, values = [], []
-    index = _skip(text, start + 1)
-    while text[index] != "]":
-        value, end = _DECODER.raw_decode(text, index)
-        spans.append((index, end))
-        values.append(value)
-        index = _skip(text, end)
-        if text[index] == ",":
-            index = _skip(text, index + 1)
-    return spans, values
+def _cell_like(cell: str, text: str, delimiter: str) -> str:
+    """Another text for a cell: in quotes if the cell is, or if the text needs them."""
+    # Quotes within a cell that is not in quotes are ordinary characters.
+    needed = any(sign in text for sign in (delimiter, "\r", "\n")) or (
+        '"' in text and ('"' not in cell or text.startswith('"'))
+    )
+    if needed or cell.startswith('"'):
+        return '"' + text.replace('"', '""') + '"'
+    return text
 
 
-def _quoted(text: str, new: str) -> str:
-    return json.dumps(new, ensure_ascii=text.isascii())
+def _coco_edits(text: str, wanted: Mapping[Position, CaptionChange]) -> Iterator[Edit]:
+    spans, annotations = json_array(text, "annotations")
+    removed = []
+    for (number,), change in wanted.items():
+        annotation = annotations[number]
+        new = _new_text(isinstance(annotation, dict) and annotation["caption"], change)
+        if new is None:
+            removed.append(number)
+        else:
+            start, end = json_members(text, spans[number][0])["caption"]
+            yield Edit(start, end, json_text(text, new))
+    yield from without_elements(spans, removed)
 
 
-def _without(spans: Sequence[Span], removed: Sequence[int]) -> Iterator[Edit]:
-    """Edits that remove elements of an array, with one comma each."""
-    gone = set(removed)
-    last = max((index for index in range(len(spans)) if index not in gone), default=-1)
-    for index in sorted(gone):
-        if index < last:
-            yield Edit(spans[index][0], spans[index + 1][0], "")
-    if last < len(spans) - 1:
-        start = spans[last][1] if last >= 0 else spans[0][0]
-        yield Edit(start, spans[-1][1], "")
-
-
-def _document(text: str, key: str) -> tuple[list[Span], list[object]]:
-    """The array of a key of the file's object."""
-    start = _skip(text, int(text.startswith("\ufeff")))
-    return _elements(text, _members(text, start)[key][0])
-
-
-def _coco_edits(text: str, wanted: Mapping[Position, str | None]) -> Iterator[Edit]:
-    spans, _ = _document(text, "annotations")
-    yield from _without(spans, [position[0] for position, new in wanted.items() if new is None])
-    for (number,), new in wanted.items():
-        if new is not None:
-            start, end = _members(text, spans[number][0])["caption"]
-            yield Edit(start, end, _quoted(text, new))
-
-
-def _karpathy_edits(text: str, wanted: Mapping[Position, str | None]) -> Iterator[Edit]:
-    by_image: dict[int, dict[int, str | None]] = defaultdict(dict)
-    for (image, sentence), new in wanted.items():
-        by_image[image][sentence] = new
-    images, _ = _document(text, "images")
-    for image, new_texts in by_image.items():
-        members = _members(text, images[image][0])
-        spans, sentences = _elements(text, members["sentences"][0])
-        removed = [number for number, new in new_texts.items() if new is None]
-        yield from _without(spans, removed)
+def _karpathy_edits(text: str, wanted: Mapping[Position, CaptionChange]) -> Iterator[Edit]:
+    by_image: dict[int, dict[int, CaptionChange]] = defaultdict(dict)
+    for (image, sentence), change in wanted.items():
+        by_image[image][sentence] = change
+    images, _ = json_array(text, "images")
+    for image, changes in by_image.items():
+        members = json_members(text, images[image][0])
+        spans, sentences = json_elements(text, members["sentences"][0])
+        removed = []
+        for number, change in changes.items():
+            new = _new_text(sentence_text(sentences[number]), change)
+            if new is None:
+                removed.append(number)
+            else:
+                yield from _sentence_edits(text, spans[number][0], new)
+        yield from without_elements(spans, removed)
         if "sentids" in members and text[members["sentids"][0]] == "[":
             yield from _without_ids(text, members["sentids"][0], [sentences[n] for n in removed])
-        for number, new in new_texts.items():
-            if new is not None:
-                yield from _sentence_edits(text, spans[number][0], new)
 
 
 def _without_ids(text: str, start: int, sentences: Sequence[object]) -> Iterator[Edit]:
-    spans, ids = _elements(text, start)
+    spans, ids = json_elements(text, start)
     gone = [one.get("sentid") for one in sentences if isinstance(one, dict)]
-    yield from _without(spans, [ids.index(one) for one in gone if one in ids])
+    yield from without_elements(spans, [ids.index(one) for one in gone if one in ids])
 
 
 def _sentence_edits(text: str, start: int, new: str) -> Iterator[Edit]:
     """The new text of a sentence, and the tokens that follow from it."""
-    members = _members(text, start)
+    members = json_members(text, start)
     tokens = new.split()
     if "raw" in members:
-        yield Edit(*members["raw"], _quoted(text, new))
+        yield Edit(*members["raw"], json_text(text, new))
         tokens = [word for word in words(new) if any(map(str.isalnum, word))]
     if "tokens" in members:
         yield Edit(*members["tokens"], _array_like(text, *members["tokens"], tokens))
@@ -389,34 +392,47 @@ def _sentence_edits(text: str, start: int, new: str) -> Iterator[Edit]:
 
 def _array_like(text: str, start: int, end: int, values: Sequence[str]) -> str:
     """Another array with the white space of the one at ``start``."""
-    spans, _ = _elements(text, start) if text[start] == "[" else ([], [])
+    spans, _ = json_elements(text, start) if text[start] == "[" else ([], [])
     before = text[start + 1 : spans[0][0]] if spans else ""
     between = text[spans[0][1] : spans[1][0]] if len(spans) > 1 else f",{before or ' '}"
     after = text[spans[-1][1] : end - 1] if spans else ""
-    return f"[{before}{between.join(_quoted(text, value) for value in values)}{after}]"
+    return f"[{before}{between.join(json_text(text, value) for value in values)}{after}]"
 
 
 def _json_line_edits(text: str, by_line: Lines, source: Source) -> Iterator[Edit]:
     starts = line_starts(text)
-    for line, new in by_line.items():
-        start = _skip(text, starts[line - 1])
+    for line, changes in by_line.items():
+        start = skip_space(text, starts[line - 1])
         start += text.startswith("\ufeff", start)
-        members = _members(text, start)
+        members = json_members(text, start)
         columns = _columns(list(members), source, Path(f"line {line}")).captions
         if len(columns) > 1:  # caption_1, caption_2 …: empty values are no captions
-            filled = [c for c in columns if text[members[c][0]] == '"' != text[members[c][0] + 1]]
-            for number, caption in new.items():
-                yield Edit(*members[filled[number]], _quoted(text, caption or ""))
+            values = [members[c] for c in columns]
+            filled = [(a, b) for a, b in values if text[a] == '"' != text[a + 1]]
+            for number, change in changes.items():
+                span = filled[number]
+                new = _new_text(json_value(text, span), change)
+                yield Edit(*span, json_text(text, new or ""))
             continue
-        begin, end = members[columns[0]]
-        if text[begin] != "[":
-            caption = new[0]
-            whole = Edit(starts[line - 1], starts[line], "")
-            yield whole if caption is None else Edit(begin, end, _quoted(text, caption))
+        span = members[columns[0]]
+        if text[span[0]] == "[":
+            yield from _list_edits(text, span[0], changes)
             continue
-        spans, values = _elements(text, begin)
-        captions = [n for n, value in enumerate(values) if value is None or _is_text(value)]
-        yield from _without(spans, [captions[n] for n, one in new.items() if one is None])
-        for number, caption in new.items():
-            if caption is not None:
-                yield Edit(*spans[captions[number]], _quoted(text, caption))
+        new = _new_text(json_value(text, span), changes[0])
+        whole = Edit(starts[line - 1], starts[line], "")
+        yield whole if new is None else Edit(*span, json_text(text, new))
+
+
+def _list_edits(text: str, start: int, changes: Mapping[int, CaptionChange]) -> Iterator[Edit]:
+    """Edits of the list of captions at ``start``."""
+    spans, values = json_elements(text, start)
+    numbers = _caption_numbers(values)
+    removed = []
+    for number, change in changes.items():
+        index = numbers[number]
+        new = _new_text(values[index], change)
+        if new is None:
+            removed.append(index)
+        else:
+            yield Edit(*spans[index], json_text(text, new))
+    yield from without_elements(spans, removed)

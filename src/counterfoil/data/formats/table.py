@@ -118,6 +118,7 @@ class _Group:
     label: str | None
     captions: list[str] = field(default_factory=list)
     lines: list[int] = field(default_factory=list)
+    files: list[Path] = field(default_factory=list)
     extras: list[dict[str, Any]] = field(default_factory=list)
 
     def joins(self, other: _Group) -> bool:
@@ -126,6 +127,7 @@ class _Group:
     def add(self, other: _Group) -> None:
         self.captions += other.captions
         self.lines += other.lines
+        self.files += other.files
         self.extras += other.extras
 
 
@@ -175,6 +177,7 @@ class _Groups:
             label=_text(row, columns.label),
             captions=captions,
             lines=[line] * len(captions),
+            files=[table] * len(captions),
             extras=[extras] * max(1, len(captions)),
         )
         key = group.id or group.image
@@ -210,6 +213,8 @@ class _Groups:
             image_id = group.id or _short_name(name, stems)
             split = group.split or ""
             item = Item(image_id, split, group.captions, group.file, group.line, group.lines)
+            if len(set(group.files)) > 1:
+                item.caption_files = group.files
             item.extras, item.caption_extras = _merge(group.extras, len(group.captions))
             if name:
                 item.image = folder.find([name], item.where, self.log, group.label)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
@@ -15,6 +16,8 @@ MAX_LINE_CHARS = 4000
 
 Block = tuple[int, int, str]
 """First line, end line and new text of lines that edits change."""
+
+Span = tuple[int, int]
 
 
 @dataclass(frozen=True)
@@ -145,3 +148,70 @@ def _caption_diff(name: str, changes: Sequence[CaptionChange]) -> str:
         lines += [f"-{line}\n" for line in one.text.split("\n")]
         lines += [] if one.new is None else [f"+{one.new}\n"]
     return "".join(lines)
+
+
+# JSON: the spans of values in a text, so that only those of captions are edited.
+
+_DECODER = json.JSONDecoder()
+_SPACE = re.compile(r"[ \t\n\r]*")
+
+
+def skip_space(text: str, index: int) -> int:
+    match = _SPACE.match(text, index)
+    return match.end() if match else index
+
+
+def json_members(text: str, start: int) -> dict[str, Span]:
+    """Spans of the values of the object at ``start``; of repeated keys, the last counts."""
+    spans: dict[str, Span] = {}
+    index = skip_space(text, start + 1)
+    while text[index] != "}":
+        key, index = _DECODER.raw_decode(text, index)
+        begin = skip_space(text, skip_space(text, index) + 1)
+        _, end = _DECODER.raw_decode(text, begin)
+        spans[key] = (begin, end)
+        index = skip_space(text, end)
+        if text[index] == ",":
+            index = skip_space(text, index + 1)
+    return spans
+
+
+def json_elements(text: str, start: int) -> tuple[list[Span], list[object]]:
+    """Spans and values of the array at ``start``."""
+    spans, values = [], []
+    index = skip_space(text, start + 1)
+    while text[index] != "]":
+        value, end = _DECODER.raw_decode(text, index)
+        spans.append((index, end))
+        values.append(value)
+        index = skip_space(text, end)
+        if text[index] == ",":
+            index = skip_space(text, index + 1)
+    return spans, values
+
+
+def json_text(text: str, new: str) -> str:
+    return json.dumps(new, ensure_ascii=text.isascii())
+
+
+def without_elements(spans: Sequence[Span], removed: Sequence[int]) -> Iterator[Edit]:
+    """Edits that remove elements of an array, with one comma each."""
+    gone = set(removed)
+    last = max((index for index in range(len(spans)) if index not in gone), default=-1)
+    for index in sorted(gone):
+        if index < last:
+            yield Edit(spans[index][0], spans[index + 1][0], "")
+    if last < len(spans) - 1:
+        start = spans[last][1] if last >= 0 else spans[0][0]
+        yield Edit(start, spans[-1][1], "")
+
+
+def json_array(text: str, key: str) -> tuple[list[Span], list[object]]:
+    """The array of a key of the file's object."""
+    start = skip_space(text, int(text.startswith("\ufeff")))
+    return json_elements(text, json_members(text, start)[key][0])
+
+
+def json_value(text: str, span: Span) -> object:
+    value: object = _DECODER.raw_decode(text, span[0])[0]
+    return value

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -197,6 +198,14 @@ def _delimited(
             elif fields:
                 yield start, dict(zip(header, fields, strict=True))
             start = reader.line_num + 1
+
+
+def csv_row(fields: Sequence[object]) -> str:
+    """A record of a CSV file; a text with any line break is in quotes."""
+    buffer = io.StringIO(newline="")
+    # The writer only puts those line breaks in quotes that are part of its own line end.
+    csv.writer(buffer, lineterminator="\r\n").writerow(fields)
+    return buffer.getvalue().removesuffix("\r\n") + "\n"
 
 
 @contextmanager
