@@ -161,6 +161,30 @@ def test_one_click_corrects_a_word_and_the_score_moves(page, client, pairs) -> N
     assert browser.text(".moved") == f"+{score - match['score']:.3f}"
 
 
+def test_words_behind_an_emoji_are_colored_and_corrected(page, client, pairs) -> None:
+    plain = corrected(client, pairs)
+    asked = {"image": plain["image"], "text": f"😀👩‍👩‍👧 🚗 {plain['text']}"}
+    match = client.post("/api/explain", asked).json
+    words = [asked["text"][slice(*one["span"])] for one in match["words"] if one["span"]]
+    browser = page.open("match", **asked)
+    shown = browser.js("[...document.querySelectorAll('.word .letters')].map(w => w.textContent)")
+    assert [one for one in shown if one.isascii()] == [one for one in words if one.isascii()]
+    place = next(k for k, one in enumerate(match["words"]) if one["word"].isalpha())
+    start, end = match["words"][place]["span"]
+    wanted = f"{asked['text'][:start]}cat{asked['text'][end:]}"
+    agreed = {"text": wanted, "changes": [{"place": place, "word": "x", "instead": "cat"}]}
+    answer = {"text": asked["text"], "words": [{"wrong": 0}] * len(match["words"])}
+    browser.js(
+        "(ask => window.fetch = (address, options) => address === '/api/correct' ? Promise.resolve("
+        f"Response.json({json.dumps({**answer, 'agreed': agreed})})) : ask(address, options)"
+        ")(window.fetch);"
+        "document.getElementById('sentence').dispatchEvent(new Event('input')); true"
+    )
+    browser.wait("document.querySelector('.mend') !== null")
+    browser.click(f'li:has([data-place="{place}"]) .mend')
+    browser.wait(f"document.getElementById('sentence').value === {json.dumps(wanted)}")
+
+
 def test_effects_change_as_a_sentence_is_typed(page, client, image) -> None:
     browser = page.open("match", image=image, text="a cat")
     browser.js("document.getElementById('sentence').focus()")
