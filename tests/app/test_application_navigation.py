@@ -95,7 +95,7 @@ def test_keys_of_an_audit_that_failed_are_gone(browser, service) -> None:
 
 def test_runs_that_were_left_early_are_not_followed(page) -> None:
     browser = page.open("match")
-    leave_early(browser, "/api/runs", "#/runs", "#/")
+    leave_early(browser, "/api/run", "#/runs", "#/")
     assert browser.js("live.timers.size") == 0
     browser.js("location.hash = '#/runs'; true")
     browser.wait("live.timers.size === 1")

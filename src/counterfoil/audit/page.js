@@ -114,7 +114,7 @@ function undo(card = past.at(-1)?.[0]) {
   if (before) decisions[card.dataset.key] = before;
   else delete decisions[card.dataset.key];
   save(card);
-  card.focus();
+  if (card.hidden) move(1); else card.focus();
 }
 function edit(card) {
   const text = JSON.parse(card.dataset.key).text;
