@@ -50,10 +50,10 @@ def image(pairs) -> str:
     return pairs.test.ids[3]
 
 
-def corrected(client: Client, pairs) -> dict:
-    """A pair that the corrector would change."""
+def corrected(client: Client, pairs, start: str = "") -> dict:
+    """A pair that the corrector would change; the text begins with ``start``."""
     for name, captions in zip(pairs.test.ids, pairs.test.captions, strict=True):
-        found = client.post("/api/correct", {"image": name, "text": captions[0]}).json
+        found = client.post("/api/correct", {"image": name, "text": start + captions[0]}).json
         if found["agreed"]["changes"]:
             return found
     raise AssertionError("nothing to correct")
@@ -159,6 +159,20 @@ def test_one_click_corrects_a_word_and_the_score_moves(page, client, pairs) -> N
     browser.wait(f"document.querySelector('output.number').textContent === '{score:.3f}'")
     assert score > float(before)
     assert browser.text(".moved") == f"+{score - match['score']:.3f}"
+
+
+def test_words_behind_an_emoji_are_colored_and_corrected(page, client, pairs) -> None:
+    correction = corrected(client, pairs, start="😀👩‍👩‍👧 🚗 ")
+    asked = {"image": correction["image"], "text": correction["text"]}
+    match = client.post("/api/explain", asked).json
+    words = [asked["text"][slice(*one["span"])] for one in match["words"]]
+    browser = page.open("match", **asked)
+    browser.wait("document.querySelector('.word.struck s') !== null")
+    shown = browser.js("[...document.querySelectorAll('.word .letters')].map(w => w.textContent)")
+    assert shown == words
+    browser.click(".mend-all")
+    wanted = json.dumps(correction["agreed"]["text"])
+    browser.wait(f"document.getElementById('sentence').value === {wanted}")
 
 
 def test_effects_change_as_a_sentence_is_typed(page, client, image) -> None:

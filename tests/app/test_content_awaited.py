@@ -12,6 +12,7 @@ from counterfoil.app.content import AwaitedAudit
 from counterfoil.audit import audit_split, write_report
 from counterfoil.training.run_folder import load_model
 from tests.app.conftest import LIMITS, running
+from tests.app.test_application_navigation import HOLD
 from tests.app.test_application_page import Page
 
 
@@ -63,4 +64,36 @@ def test_the_audit_tab_fills_itself(browser, content, complete, tmp_path) -> Non
         assert opened.count(".finding") == 0
         shutil.copytree(complete, tmp_path, dirs_exist_ok=True)
         opened.wait("document.querySelectorAll('.finding').length > 0")
+        assert "is being made" not in opened.text("main")
+
+
+def test_keys_of_an_awaited_audit_end_with_its_view(browser, content, complete, tmp_path) -> None:
+    awaited = replace(content, audit=None, awaited_audit=AwaitedAudit(tmp_path))
+    with running(awaited, LIMITS) as client:
+        opened = Page(browser, client).open("audit", state="all")
+        opened.js(HOLD)
+        shutil.copytree(complete, tmp_path, dirs_exist_ok=True)
+        opened.wait("document.querySelectorAll('.view[data-ready] .finding').length > 0")
+        opened.wait("live.keys === 1")
+        opened.press("j")
+        assert opened.js("document.activeElement.matches('.finding')")
+        opened.js("location.hash = '#/runs'; true")
+        opened.wait("document.querySelector('.view.runs[data-ready]') !== null")
+        assert opened.js("live.keys") == 0
+
+
+@pytest.mark.parametrize("broken", ["problem", "findings"])
+def test_the_audit_tab_says_why_an_awaited_audit_failed(browser, content, tmp_path, broken) -> None:
+    awaited = AwaitedAudit(tmp_path)
+    with running(replace(content, audit=None, awaited_audit=awaited), LIMITS) as client:
+        opened = Page(browser, client).open("audit")
+        assert "is being made" in opened.text("main")
+        if broken == "problem":
+            awaited.problem = "the disk is full"
+        else:
+            (tmp_path / "findings.jsonl").write_text("{}\n")
+            (tmp_path / "summary.json").write_text("{}")
+        opened.wait("document.querySelector('.view.audit .problem') !== null")
+        expected = "the disk is full" if broken == "problem" else "findings.jsonl: line 1"
+        assert expected in opened.text(".problem")
         assert "is being made" not in opened.text("main")

@@ -10,10 +10,10 @@ from urllib.parse import urlencode
 
 import pytest
 
-from counterfoil.app.content import Audit
+from counterfoil.app.content import Audit, ServedModel
 from counterfoil.audit.corrected import DataSource
 from counterfoil.audit.decisions import LOG, Decision, DecisionLog, Review, key_of
-from counterfoil.audit.findings import read_findings, to_jsonl
+from counterfoil.audit.findings import Corrected, WrongWord, read_findings, to_jsonl
 from counterfoil.audit.merge import merge_log
 from counterfoil.data.images import open_image
 from tests.app.conftest import LIMITS, finding, running
@@ -59,6 +59,19 @@ def service(content, report):
             yield client
 
     return start
+
+
+def change(report: Path, place: int, text: str, suggestion: str) -> None:
+    """Let a finding be about another caption, in which "red" is wrong."""
+    findings = read_findings(report)
+    start = text.index("red")
+    word = WrongWord(
+        word="red", span=(start, start + 3), effect=-0.1, usual=0.2, suggestions=("brown",)
+    )
+    fixed = Corrected(text=suggestion, before=0.1, after=0.4, changes=(("red", "brown"),))
+    update = {"text": text, "wrong_words": (word,), "correction": fixed}
+    findings[place] = findings[place].model_copy(update=update)
+    (report / "findings.jsonl").write_text(to_jsonl(findings), encoding="utf-8")
 
 
 def actions(report: Path) -> list[str | None]:
@@ -140,6 +153,98 @@ def test_a_decision_is_undone_by_a_key(browser, service, report) -> None:
         stored(report, None, None, None, None, None)
         browser.press("u")
         browser.wait("document.getElementById('status').textContent === 'Nothing to undo'")
+
+
+def test_a_decision_of_an_earlier_visit_is_undone(browser, service, report) -> None:
+    with service() as client:
+        page = Page(browser, client)
+        page.open("audit")
+        browser.press("j")
+        for key, count in (("k", 4), ("d", 3), ("d", 2)):
+            browser.press(key)
+            left(browser, count)
+        page.open("audit", state="decided")  # a new page: it remembers nothing
+        browser.press("j")
+        browser.press("j")
+        browser.press("u")
+        left(browser, 3)
+        stored(report, "keep", None, "discard", None, None)
+        assert "<img" in focused(browser)
+        browser.click(".finding.decided [data-act=undo]")
+        left(browser, 4)
+        stored(report, None, None, "discard", None, None)
+        browser.press("u")  # nothing was decided in this visit, and this finding is open
+        browser.wait("document.getElementById('status').textContent === 'Nothing to undo'")
+        page.open("audit", state="decided")
+        browser.js("document.getElementById('reviewer').value = 'Bob'")
+        browser.press("j")
+        browser.press("u")
+        browser.wait("document.querySelector('.finding .problem') !== null")
+        assert "by anonymous" in browser.text(".finding .problem")
+        stored(report, None, None, "discard", None, None)
+
+
+def test_the_focused_decision_is_undone_before_the_last(browser, service, report) -> None:
+    with service() as client:
+        Page(browser, client).open("audit")
+        browser.press("j")
+        browser.press("k")
+        left(browser, 4)
+        browser.press("d")
+        left(browser, 3)
+        browser.press("ArrowUp")
+        browser.press("ArrowUp")
+        browser.press("u")
+        left(browser, 4)
+        stored(report, None, "discard", None, None, None)
+        browser.press("u")  # open now, so the last one
+        left(browser, 5)
+
+
+@pytest.mark.parametrize("gap", ["\n", " \r\n\t", "\u2028", "\x0b\x85"])
+def test_a_caption_of_several_lines_stays_in_words(browser, service, report, gap) -> None:
+    change(report, 0, f"two red{gap}cows ", f"two brown{gap}cows ")
+    change(report, 1, f"a red{gap}dog", f"a red {gap}dog")
+    change(report, 2, f"a red{gap}cat", f"a brown{gap}cat")
+    with service() as client:
+        Page(browser, client).open("audit")
+        browser.press("j")
+        browser.press("s")
+        left(browser, 4)
+        browser.press("s")  # only white space differs
+        left(browser, 3)
+        browser.press("e")
+        browser.wait("document.activeElement.matches('.mending-text')")
+        assert browser.js("document.activeElement.value") == "a red cat"
+        browser.press("Enter")
+        left(browser, 2)
+    standings = DecisionLog(report).standings().values()
+    assert [one.decision.correction for one in standings] == ["two brown cows", None, None]
+    stored(report, "fix", "keep", "keep", None, None)
+
+
+def test_words_behind_an_emoji_are_struck(browser, service, report) -> None:
+    change(report, 0, "😀👩‍👩‍👧 the red car 🚗", "😀👩‍👩‍👧 the brown car 🚗")
+    with service() as client:
+        Page(browser, client).open("audit")
+        assert browser.text(".finding s") == "red"
+        assert browser.text(".finding .caption") == "😀👩‍👩‍👧 the red brown car 🚗"
+
+
+@pytest.mark.parametrize("maker", ["runs/other", "other", "elsewhere", 3])
+def test_findings_open_in_the_model_of_the_audit(browser, content, report, maker) -> None:
+    (report / "summary.json").write_text(json.dumps({"run": maker, "notes": []}))
+    models = (*content.models, ServedModel("other", content.models[0].model))
+    with running(replace(content, models=models, audit=Audit(report)), LIMITS) as client:
+        Page(browser, client).open("audit")
+        links = browser.js("[...document.querySelectorAll('.finding a')].map(a => a.href)")
+        named = isinstance(maker, str) and maker.endswith("other")
+        assert links
+        assert {"model=other" in link for link in links} == {named}
+        browser.click(".finding .caption a")
+        browser.wait("document.querySelector('.view.match[data-ready] #model') !== null")
+        expected = "other" if named else content.models[0].name
+        assert browser.js("document.getElementById('model').value") == expected
 
 
 def test_editing_is_cancelled_by_escape_and_keys_in_a_field_are_letters(

@@ -356,3 +356,53 @@ def test_decisions_of_the_page_can_be_merged(tmp_path) -> None:
     outcomes = [final and final.outcome for final in (review.of_finding(f).final for f in findings)]
     assert outcomes == [("fix", "a blue dog"), ("discard", None), ("fix", "a <b>bull</b>"), None]
     assert review.of_finding(findings[0]).decision.reviewer == "Ann"
+
+
+SEVERAL_LINES = """<script>
+const press = (name) => document.activeElement.dispatchEvent(
+  new KeyboardEvent("keydown", {key: name, bubbles: true, cancelable: true}));
+const made = () => cards.map((card) => decisions[card.dataset.key])
+  .map((one) => one ? `${one.action}:${one.correction ?? ""}` : "open").join("|");
+const log = [];
+for (const name of ["j", "s", "s", "e"]) press(name);
+log.push(document.activeElement.value);
+press("Enter");
+log.push(made());
+past.length = 0;  // as on the next visit
+cards[1].focus();
+press("u");
+log.push(made());
+chosenState.value = "decided";
+update();
+press("j");
+press("u");
+log.push(made(), document.activeElement.closest(".finding").dataset.image);
+cards[2].querySelector(".decide button:last-child").click();
+log.push(made());
+document.body.dataset.log = JSON.stringify(log);
+</script>"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(BROWSER is None, reason="no browser")
+@pytest.mark.parametrize("gap", ["\n", "\r\n \t", "\u2029", "\x0b"])
+def test_decisions_of_the_page_are_one_line_and_undone_on_the_next_visit(tmp_path, gap) -> None:
+    def suggested(text: str) -> Corrected:
+        return Corrected(text=text, before=0.1, after=0.8, changes=(("red", "blue"),))
+
+    findings = [
+        finding(f"a red{gap}dog ", 0, correction=suggested(f"a blue{gap}dog ")),
+        finding(f"a red{gap}cow", 1, correction=suggested(f"a red {gap}cow")),
+        finding(f"two{gap}cats ", 2),
+    ]
+    page = re.sub(r"<meta http-equiv[^>]*>", "", page_of(findings))
+    free = page.replace("</body>", SEVERAL_LINES + "</body>")
+    body = dict(Tags(in_browser(free, tmp_path)).seen)["body"]
+    assert json.loads(body["data-log"]) == [
+        "two cats",
+        "fix:a blue dog|keep:|keep:",
+        "fix:a blue dog|open|keep:",
+        "open|open|keep:",
+        "image-2",
+        "open|open|open",
+    ]

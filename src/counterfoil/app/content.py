@@ -81,7 +81,10 @@ class Audit:
     def __init__(self, folder: Path, cache: Path | None = None) -> None:
         findings = read_findings(folder, MAX_FINDINGS)
         self.review = AuditReview(folder, findings, cache)
-        self.notes = _notes(folder / SUMMARY)
+        summary = _summary(folder / SUMMARY)
+        notes, run = summary.get("notes"), summary.get("run")
+        self.notes = [writable(str(note)) for note in notes] if isinstance(notes, list) else []
+        self.model = writable(Path(run).name) if isinstance(run, str) else ""
         named = (key for finding in findings for key in finding.images)
         self.images = {audited_name(*key): AuditedImage(key[1]) for key in named}
         for name, image in _read_images(folder / IMAGES_FILE):
@@ -140,6 +143,7 @@ class Audit:
             "counts": {name: sum(map(len, groups)) for name, groups in self._sections.items()},
             "reasons": self.reasons,
             "notes": self.notes,
+            "model": self.model,
             "findings": [_entry(group, review) for group in rest[offset : offset + limit]],
         }
 
@@ -159,13 +163,13 @@ def _entry(group: Sequence[Finding], review: Review) -> dict[str, Any]:
     }
 
 
-def _notes(path: Path) -> list[str]:
-    """Notes on the audit as a whole; empty if the summary cannot be read."""
+def _summary(path: Path) -> dict[str, Any]:
+    """Facts on the audit as a whole; empty if the summary cannot be read."""
     try:
-        notes = json.loads(read_text(path))["notes"]
-    except (OSError, ValueError, KeyError, TypeError, DataError):
-        return []
-    return [str(note) for note in notes] if isinstance(notes, list) else []
+        summary = json.loads(read_text(path))
+    except (OSError, ValueError, RecursionError, DataError):
+        return {}
+    return summary if isinstance(summary, dict) else {}
 
 
 def _read_images(path: Path) -> Iterator[tuple[str, AuditedImage]]:

@@ -394,6 +394,7 @@ class Findings(BaseModel):
     counts: dict[Section, int]
     reasons: list[ReasonCount]
     notes: list[str] = []
+    model: str = Field("", description="Name of the run that made the audit; empty if unknown.")
     findings: list[AuditEntry]
 
 

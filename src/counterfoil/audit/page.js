@@ -60,7 +60,7 @@ document.addEventListener("keydown", (event) => {
   const card = document.activeElement.closest("[data-key]");
   const act = {k: keep, e: edit, s: suggest, d: discard}[event.key];
   if (act && card && !event.repeat) { act(card); event.preventDefault(); }
-  if (event.key === "u") undo();
+  if (event.key === "u") undo(card && decisions[card.dataset.key] ? card : undefined);
   if (event.key === "/") { search.focus(); event.preventDefault(); }
 });
 // Decisions: kept in this browser, and written as lines that `counterfoil audit merge` reads.
@@ -96,27 +96,31 @@ function decide(card, action, correction = null) {
 }
 const keep = (card) => decide(card, "keep");
 const discard = (card) => decide(card, "discard");
+// A caption as one line, which a decision has to be; a change of white space alone keeps it.
+const oneLine = (text) => text.replace(/[\p{Z}\p{Cc}]+/gu, " ").trim();
+function fix(card, text) {
+  const isSame = oneLine(text) === oneLine(JSON.parse(card.dataset.key).text);
+  if (isSame) keep(card); else decide(card, "fix", oneLine(text));
+}
 function suggest(card) {
   const text = JSON.parse(card.dataset.suggestion);
-  if (text) decide(card, "fix", text);
+  if (text) fix(card, text);
 }
-function undo() {
-  const [card, before] = past.pop() ?? [];
+// Takes back the decision on a card, also one of an earlier visit; without a card, the last one.
+function undo(card = past.at(-1)?.[0]) {
   if (!card) return;
+  const at = past.findLastIndex(([one]) => one === card);
+  const [, before] = at < 0 ? [] : past.splice(at, 1)[0];
   if (before) decisions[card.dataset.key] = before;
   else delete decisions[card.dataset.key];
   save(card);
-  card.focus();
+  if (card.hidden) move(1); else card.focus();
 }
 function edit(card) {
   const text = JSON.parse(card.dataset.key).text;
-  const field = element("input", "", {type: "text", maxLength: 4000,
-    value: decisions[card.dataset.key]?.correction ?? text, ariaLabel: "Corrected caption"});
-  const done = () => {
-    const written = field.value.trim();
-    if (!written) return;
-    if (written === text) keep(card); else decide(card, "fix", written);
-  };
+  const field = element("input", "", {type: "text", maxLength: 4000, ariaLabel: "Corrected caption",
+    value: oneLine(decisions[card.dataset.key]?.correction ?? text)});
+  const done = () => { if (oneLine(field.value)) fix(card, field.value); };
   field.addEventListener("keydown", (event) => {
     event.stopPropagation();
     if (event.key === "Enter") done();
@@ -133,7 +137,8 @@ function paint(card) {
   card.querySelector(".decide").replaceChildren(button("Keep", keep), button("Edit", edit),
     ...(card.dataset.suggestion === "null" ? [] : [button("Suggestion", suggest)]),
     button("Discard", discard),
-    element("span", one ? `${NAMES[one.action]} by ${one.reviewer}${one.correction ? `: ${one.correction}` : ""}` : ""));
+    element("span", one ? `${NAMES[one.action]} by ${one.reviewer}${one.correction ? `: ${one.correction}` : ""}` : ""),
+    ...(one ? [button("Undo", undo)] : []));
 }
 function save(card) {
   stored(storage, JSON.stringify(decisions));

@@ -12,6 +12,7 @@ const VIEWS = { search: searchView, match: matchView, audit: auditView, runs: ru
 const TITLES = { search: "Search", match: "Match", audit: "Audit", runs: "Runs" };
 const main = document.getElementById("main");
 let leave = () => {};
+let shows = 0;
 
 function address() {
   const [path, query = ""] = location.hash.replace(/^#\/?/, "").split(/\?(.*)/s);
@@ -19,11 +20,14 @@ function address() {
 }
 
 async function show() {
+  const number = ++shows;
+  const isStale = () => number !== shows; // the address changed again meanwhile
   const refused = await openSession().catch((error) => error);
   const [path, params] = address();
   // without a library, a photo and a sentence come first
   const home = await about().then((facts) => (facts.images ? "search" : "match"), () => "search");
   const view = path in VIEWS ? path : home;
+  if (isStale()) return;
   leave();
   leave = () => {};
   document.title = `${TITLES[view]} · Counterfoil`;
@@ -36,7 +40,8 @@ async function show() {
   window.scrollTo(0, 0);
   try {
     if (refused) throw refused;
-    leave = (await VIEWS[view](place, params)) ?? (() => {});
+    const close = (await VIEWS[view](place, params)) ?? (() => {});
+    isStale() ? close() : (leave = close);
   } catch (error) {
     place.replaceChildren(error.status === 401 ? tokenForm() : failure(error));
   }

@@ -1,10 +1,10 @@
 // Findings of an audit: what is wrong, and what should stand there; near-duplicates apart.
 
 import { get } from "./api.js";
-import { failure, h, image, link, say, signed, strip } from "./dom.js";
+import { codePointSlice, h, image, link, say, signed, strip } from "./dom.js";
 import { review } from "./review.js";
 
-const PAGE = 20;
+const PAGE = 20, AWAITED = 1000;
 const SECTIONS = { suspicious: "Suspicious", "near-duplicates": "Near-duplicates" };
 const STATES = { open: "Open", decided: "Decided", all: "All" };
 const EMPTY = { open: "Every finding is decided.", decided: "Nothing is decided yet.", all: "There are no findings." };
@@ -16,7 +16,7 @@ const PLANTED = { swapped: "caption of another image", words: "words exchanged" 
 
 export async function auditView(place, params) {
   const facts = await get("/api/about"); // not the stored answer: an audit may be complete by now
-  if (facts.audit_awaited) return awaitAudit(place, params);
+  if (facts.audit_awaited) return awaitAudit(place);
   if (facts.audit_problem) throw new Error(`The audit could not be made: ${facts.audit_problem}`);
   if (!facts.audit) {
     place.append(h("h1", {}, "Audit"), h("p", { class: "empty" },
@@ -38,8 +38,9 @@ export async function auditView(place, params) {
     const page = await get("/api/audit", isReview
       ? { after: last, limit: PAGE, reason, state }
       : { offset, limit: PAGE, section });
+    const model = facts.models.find((one) => one.name === page.model)?.name;
     for (const found of page.findings) {
-      const item = isReview ? finding(found) : nearDuplicate(found);
+      const item = isReview ? finding(found, model) : nearDuplicate(found, model);
       if (!reviewing || reviewing.attach(found, item)) list.append(item);
     }
     last = page.findings.at(-1)?.key ?? last;
@@ -54,7 +55,7 @@ export async function auditView(place, params) {
     href: link("audit", name === "suspicious" ? {} : { section: name }), "aria-current": name === section && "true",
   }, SECTIONS[name], h("b", {}, page.counts[name].toLocaleString("en")));
   const tag = (text, changes, own, count) => h("a", {
-    class: "tag", href: link("audit", Object.fromEntries(Object.entries({ ...kept, ...changes }).filter(([, value]) => value))),
+    class: "tag", href: link("audit", { ...kept, ...changes }),
     "aria-current": own && "true",
   }, text, count != null && h("b", {}, count.toLocaleString("en")));
   const many = page.total === 1 ? "caption" : isReview ? "captions" : "different captions";
@@ -74,61 +75,62 @@ export async function auditView(place, params) {
     ...page.notes.map((note) => h("p", { class: "hint" }, note)),
     page.findings.length ? list : h("p", { class: "empty" }, isReview ? empty : "There are none."), more);
   say(`${page.total} findings`);
-  return reviewing?.close;
+  return reviewing?.listen();
 }
 
 // The audit is still being made: look again until it is there, or until the view is left.
-function awaitAudit(place, params) {
+function awaitAudit(place) {
   place.append(h("h1", {}, "Audit"), h("p", { class: "empty", role: "status" },
     "The audit is being made. Its findings appear here as soon as it is complete."));
   let left = false;
-  let close = null;
+  let timer = 0;
   const look = async () => {
     const facts = await get("/api/about").catch(() => null);
     if (left) return;
-    if (!facts || facts.audit_awaited) return void setTimeout(look, 1000);
-    place.replaceChildren();
-    close = await auditView(place, params).catch((error) => place.append(failure(error)));
-    if (left) close?.();
+    if (!facts || facts.audit_awaited) timer = setTimeout(look, AWAITED);
+    else dispatchEvent(new HashChangeEvent("hashchange")); // the view is shown anew
   };
-  setTimeout(look, 1000);
-  return () => { left = true; close?.(); };
+  timer = setTimeout(look, AWAITED);
+  return () => { left = true; clearTimeout(timer); };
 }
 
-const opened = (found, text) => link("match", { image: found.image_names[found.image], text });
+// The address of a finding's image with a text, in the model that made the audit if it is served.
+const opener = (found, model) => (text) => link("match", { image: found.image_names[found.image], text, model });
 
-function shot(found) {
-  return h("a", { class: "shot", href: opened(found, found.text), "aria-label": `Open ${found.image}` },
+function shot(found, address) {
+  return h("a", { class: "shot", href: address, "aria-label": `Open ${found.image}` },
     image(found.image_names[found.image], 320, "", found.image));
 }
 
-function finding(found) {
-  return h("li", { class: "finding" }, shot(found),
+function finding(found, model) {
+  const opened = opener(found, model);
+  return h("li", { class: "finding" }, shot(found, opened(found.text)),
     h("div", { class: "told" },
-      h("p", { class: "caption" }, h("a", { href: opened(found, found.text) }, struck(found))),
+      h("p", { class: "caption" }, h("a", { href: opened(found.text) }, struck(found))),
       found.correction && h("p", { class: "instead" }, h("span", { class: "label" }, "Correction"),
-        h("a", { href: opened(found, found.correction.text) }, found.correction.text),
+        h("a", { href: opened(found.correction.text) }, found.correction.text),
         h("span", { class: "moved for" }, signed(found.correction.after - found.correction.before))),
       found.better_caption && h("p", { class: "instead" }, h("span", { class: "label" }, "From the pool"),
-        h("a", { href: opened(found, found.better_caption.text) }, found.better_caption.text)),
+        h("a", { href: opened(found.better_caption.text) }, found.better_caption.text)),
       found.planted && h("p", { class: "instead" }, h("span", { class: "label" }, "Planted"),
         `${PLANTED[found.planted.error]}; it was: `,
-        h("a", { href: opened(found, found.planted.original) }, found.planted.original)),
+        h("a", { href: opened(found.planted.original) }, found.planted.original)),
       h("ul", { class: "reasons" }, found.reasons.map((reason) => h("li", {}, reason.text))),
       h("p", { class: "facts" }, `suspicion ${found.suspicion.toFixed(2)} · score ${found.score.toFixed(3)} · own image at rank ${found.rank} of ${found.compared.toLocaleString("en")} · ${found.image}`)));
 }
 
 // One caption with the images it belongs to, and the likest caption of another image.
-function nearDuplicate(found) {
+function nearDuplicate(found, model) {
+  const opened = opener(found, model)(found.text);
   const near = found.near_duplicate;
   const other = near.text !== found.text;
-  return h("li", { class: "finding" }, shot(found),
+  return h("li", { class: "finding" }, shot(found, opened),
     h("div", { class: "told" },
-      h("p", { class: "caption" }, h("a", { href: opened(found, found.text) }, found.text),
+      h("p", { class: "caption" }, h("a", { href: opened }, found.text),
         found.same > 1 && h("b", { class: "times" }, `×${found.same}`)),
-      found.same_images.length > 1 && strip(found.same_images.slice(1), found.text, found.more_images),
+      found.same_images.length > 1 && strip(found.same_images.slice(1), found.text, found.more_images, model),
       other && h("p", { class: "instead" }, h("span", { class: "label" }, "Nearly the same"), near.text),
-      other && strip([found.image_names[near.image]], near.text, 0),
+      other && strip([found.image_names[near.image]], near.text, 0, model),
       h("p", { class: "facts" }, `${found.near_duplicate_images.toLocaleString("en")} other ${found.near_duplicate_images === 1 ? "image" : "images"} · likeness ${near.score.toFixed(2)} · ${found.image}`)));
 }
 
@@ -139,12 +141,12 @@ function struck(found) {
   for (const word of [...found.wrong_words, ...found.unknown_words].sort((a, b) => a.span[0] - b.span[0])) {
     const [start, end] = word.span;
     if (start < last) continue;
-    const letters = found.text.slice(start, end);
-    parts.push(found.text.slice(last, start), word.suggestions
+    const letters = codePointSlice(found.text, start, end);
+    parts.push(codePointSlice(found.text, last, start), word.suggestions
       ? h("s", { title: `effect ${signed(word.effect)}, usually ${signed(word.usual)}` }, letters)
       : h("span", { class: "unknown", title: "unknown word, left out" }, letters));
     if (word.suggestions?.length) parts.push(" ", h("ins", {}, word.suggestions[0]));
     last = end;
   }
-  return [...parts, found.text.slice(last)];
+  return [...parts, codePointSlice(found.text, last)];
 }

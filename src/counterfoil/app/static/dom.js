@@ -36,6 +36,12 @@ export function say(text) {
   document.getElementById("status").textContent = text;
 }
 
+// Spans count code points, as Python does; JavaScript's own slice would cut an emoji in two.
+export const codePointSlice = (text, start, end) => [...text].slice(start, end).join("");
+
+// A caption as one line: line breaks, tabs and control characters become single spaces.
+export const oneLine = (text) => text.replace(/[\p{Z}\p{Cc}]+/gu, " ").trim();
+
 // One tab stop for a group of things; arrow keys go from one to the next.
 export function roving(items, vertical = false) {
   items.forEach((item, place) => {
@@ -53,8 +59,9 @@ export function roving(items, vertical = false) {
 
 export const picture = (id, side) => `/api/picture?${new URLSearchParams({ image: id, side })}`;
 
+// The address of a view; parameters without a value are left out.
 export function link(view, params = {}) {
-  const query = new URLSearchParams(params).toString();
+  const query = new URLSearchParams(Object.entries(params).filter(([, value]) => value)).toString();
   return `#/${view}${query ? `?${query}` : ""}`;
 }
 
@@ -65,10 +72,10 @@ export function image(id, side, alt, name = id) {
   return shown;
 }
 
-// Small pictures that open the caption with each image.
-export function strip(ids, text, more) {
+// Small pictures that open the caption with each image, in the model if one is named.
+export function strip(ids, text, more, model) {
   return h("p", { class: "strip" },
-    ids.map((id) => h("a", { href: link("match", { image: id, text }), "aria-label": `Open ${id}` }, image(id, 160, ""))),
+    ids.map((id) => h("a", { href: link("match", { image: id, text, model }), "aria-label": `Open ${id}` }, image(id, 160, ""))),
     more > 0 && h("span", { class: "fine" }, `and ${more.toLocaleString("en")} more`));
 }
 

@@ -1,7 +1,7 @@
 // An image and a sentence: every word weighed, as it is typed.
 
 import { about, get, post } from "./api.js";
-import { debounce, failure, h, link, say, signed } from "./dom.js";
+import { codePointSlice, debounce, failure, h, link, say, signed } from "./dom.js";
 import { chooser, modelOf } from "./models.js";
 import { Regions } from "./regions.js";
 import { scale } from "./scale.js";
@@ -111,6 +111,7 @@ class Match {
     try {
       const named = { image: this.id, text, model: this.model.name };
       const match = await post("/api/explain", named, this.asked.signal);
+      if (!this.node.isConnected) return; // another view has the page and its address
       this.correction = this.chosen = null;
       this.show(match);
       history.replaceState(history.state, "", link("match", named));
@@ -186,7 +187,7 @@ class Match {
     const order = [...changes].sort((a, b) => b.place - a.place);
     for (const { place, instead } of order) {
       const [start, end] = this.match.words[place].span;
-      text = text.slice(0, start) + instead + text.slice(end);
+      text = codePointSlice(text, 0, start) + instead + codePointSlice(text, end);
     }
     this.field.focus({ preventScroll: true });
     return this.write(text);

@@ -1,7 +1,7 @@
 // Decisions on findings: keep, fix or discard each, by keys or buttons; undo, progress, export.
 
 import { post } from "./api.js";
-import { failure, h, say } from "./dom.js";
+import { failure, h, oneLine, say } from "./dom.js";
 
 const DONE = { keep: "Kept", fix: "Fixed", discard: "Discarded" };
 const HELP = [
@@ -65,21 +65,31 @@ export function review(loadMore) {
     }
   }
 
+  const reviewerName = () => name.value.trim() || "anonymous";
+
   async function decide(entry, action, correction) {
-    const reviewer = name.value.trim() || "anonymous";
+    const reviewer = reviewerName();
     if (await send(entry, action, correction, reviewer)) {
       undone.push({ entry, reviewer });
       await next(entry);
     }
   }
 
-  async function undo() {
-    const last = undone.pop();
-    if (last && await send(last.entry, "undo", null, last.reviewer)) last.entry.item.focus();
-    else if (!last) say("Nothing to undo");
+  // A fix that only changes white space keeps the caption.
+  const fix = (entry, text) =>
+    oneLine(text) === oneLine(entry.found.text) ? decide(entry, "keep") : decide(entry, "fix", oneLine(text));
+
+  // Takes back the decision on the current finding or, if that is open, the last one made here.
+  async function undo(entry = isDecided(current()) ? current() : undone.at(-1)?.entry) {
+    if (!entry) return say("Nothing to undo");
+    if (entry.busy) return;
+    const at = undone.findLastIndex((one) => one.entry === entry);
+    const [own] = at < 0 ? [] : undone.splice(at, 1); // made here, maybe under another name
+    if (await send(entry, "undo", null, own?.reviewer ?? reviewerName())) entry.item.focus();
   }
 
   const items = () => [...entries.values()].map((entry) => entry.item).filter((item) => item.isConnected);
+  const isDecided = (entry) => Boolean(entry?.found.decision) && !entry.found.rivals.length;
   const current = () => entries.get(document.activeElement?.closest("[data-key]")?.dataset.key);
 
   function step(by) {
@@ -90,7 +100,7 @@ export function review(loadMore) {
 
   // On to the next open finding; the list grows if there is none.
   async function next(entry) {
-    const isOpen = (one) => !one.found.decision || one.found.rivals.length;
+    const isOpen = (one) => !isDecided(one);
     const behind = () => [...entries.values()].slice([...entries.values()].indexOf(entry) + 1).find(isOpen);
     let to = behind();
     if (!to && await loadMore()) to = behind();
@@ -100,7 +110,7 @@ export function review(loadMore) {
   function edit(entry) {
     const field = h("input", {
       type: "text", class: "mending-text", maxlength: LETTERS, "aria-label": "Corrected caption",
-      value: entry.found.decision?.correction ?? entry.found.text,
+      value: oneLine(entry.found.decision?.correction ?? entry.found.text),
       onkeydown: (event) => {
         if (event.key !== "Escape") return;
         event.stopPropagation();
@@ -110,8 +120,7 @@ export function review(loadMore) {
     });
     const save = (event) => {
       event.preventDefault();
-      const text = field.value.trim();
-      if (text) decide(entry, text === entry.found.text ? "keep" : "fix", text === entry.found.text ? null : text);
+      if (oneLine(field.value)) fix(entry, field.value);
     };
     entry.bar.replaceChildren(h("form", { class: "editing", onsubmit: save }, field,
       h("button", { type: "submit", class: "go" }, "Save"),
@@ -122,13 +131,13 @@ export function review(loadMore) {
 
   function suggest(entry) {
     const text = entry.found.correction?.text;
-    text ? decide(entry, "fix", text) : say("There is no suggestion for this caption");
+    text ? fix(entry, text) : say("There is no suggestion for this caption");
   }
 
   function paint(entry) {
     const { found, item, bar } = entry;
     const { decision, rivals } = found;
-    item.classList.toggle("decided", Boolean(decision) && !rivals.length);
+    item.classList.toggle("decided", isDecided(entry));
     const button = (key, text, act, wanted) => h("button", {
       type: "button", class: "quiet", title: `key ${key}`, "data-act": text.toLowerCase(),
       "aria-pressed": wanted ? "true" : "false", onclick: act,
@@ -140,7 +149,10 @@ export function review(loadMore) {
         button("e", "Edit", () => edit(entry), is("fix")),
         found.correction ? button("s", "Suggestion", () => suggest(entry), false) : "",
         button("d", "Discard", () => decide(entry, "discard"), is("discard"))),
-      decision ? h("p", { class: "outcome" }, outcome(decision, rivals)) : "");
+      decision ? h("p", { class: "outcome" }, outcome(decision, rivals),
+        isDecided(entry) && [" ", h("button", {
+          type: "button", class: "quiet", title: "key u", "data-act": "undo", onclick: () => undo(entry),
+        }, "Undo")]) : "");
     entry.trouble.replaceChildren();
   }
 
@@ -156,9 +168,10 @@ export function review(loadMore) {
   // Adds the buttons of a finding to its item; false if the list has it already.
   function attach(found, item) {
     if (entries.has(found.key)) return false;
-    const entry = {
-      found, item, bar: h("div", { class: "decide" }), trouble: h("div", { "aria-live": "polite" }), busy: false,
-    };
+    // A decided finding unfolds with the focus: a pressed button would move away before its click.
+    const stay = (event) => event.target.closest("button") && event.preventDefault();
+    const bar = h("div", { class: "decide", onmousedown: stay });
+    const entry = { found, item, bar, trouble: h("div", { "aria-live": "polite" }), busy: false };
     item.dataset.key = found.key;
     item.tabIndex = 0;
     item.append(h("div", { class: "deciding" }, entry.bar, entry.trouble));
@@ -192,7 +205,7 @@ export function review(loadMore) {
   }
 
   const KEYS = {
-    j: () => step(1), ArrowDown: () => step(1), ArrowUp: () => step(-1), u: undo,
+    j: () => step(1), ArrowDown: () => step(1), ArrowUp: () => step(-1), u: () => undo(),
     k: (entry) => decide(entry, "keep"), d: (entry) => decide(entry, "discard"), e: edit, s: suggest,
   };
   function onKey(event) {
@@ -205,7 +218,11 @@ export function review(loadMore) {
     if (["j", "ArrowDown", "ArrowUp", "u"].includes(key)) act();
     else current() ? act(current()) : step(0);
   }
-  addEventListener("keydown", onKey);
+  // Obeys the keys from now on; returns what stops that.
+  function listen() {
+    addEventListener("keydown", onKey);
+    return () => removeEventListener("keydown", onKey);
+  }
 
   const panel = h("section", { class: "reviewing", "aria-label": "Review" },
     h("div", { class: "standing-row" }, meter, counted,
@@ -213,5 +230,5 @@ export function review(loadMore) {
       h("button", { type: "button", class: "go", id: "export", onclick: save }, "Export corrected data")),
     h("p", { class: "keys" }, HELP.map(([key, text]) => h("span", {}, h("kbd", {}, key), ` ${text}`))),
     remarks, exported);
-  return { panel, attach, showCounts, close: () => removeEventListener("keydown", onKey) };
+  return { panel, attach, showCounts, listen };
 }

@@ -28,6 +28,7 @@ class RunsView {
   }
 
   again(wait) {
+    if (this.closed) return;
     this.timer = setTimeout(() => {
       if (document.hidden) this.again(wait);
       else this.refresh().catch(() => this.again(LATER)); // the service may come back

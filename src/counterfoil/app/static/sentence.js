@@ -1,7 +1,7 @@
 // A sentence as words on their colors: for the match or against it, with a bar for how much.
 // Punctuation and unknown words have no color.
 
-import { h, roving, signed } from "./dom.js";
+import { codePointSlice, h, roving, signed } from "./dom.js";
 
 const WRONG = 0.5;
 
@@ -38,7 +38,7 @@ export function legend() {
 function one(match, word, place, change, doubted, handlers) {
   const kind = kindOf(word);
   const number = kind === "unknown" ? "" : `, ${signed(word.effect)}`;
-  const text = word.span ? match.text.slice(...word.span) : word.word;
+  const text = word.span ? codePointSlice(match.text, ...word.span) : word.word;
   const button = h(
     "button",
     {
