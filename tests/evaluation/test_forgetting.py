@@ -139,7 +139,7 @@ def test_without_foils_the_report_says_nothing_of_them(split, models) -> None:
 def test_a_file_of_foils_for_other_captions_is_an_error(split, models, tmp_path) -> None:
     path = tmp_path / "foils.jsonl"
     path.write_text('{"image": "elsewhere", "caption": "a dog", "foil": "a cat"}\n')
-    with pytest.raises(DataError):
+    with pytest.raises(DataError, match=r"foils\.jsonl"):
         compare_with_start(*models, split, foils=[str(path)], classes=[], bootstrap=0)
 
 
