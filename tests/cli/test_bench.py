@@ -132,10 +132,29 @@ def test_missing_images_are_counted_and_named(tmp_path, run, images) -> None:
     (images / "b.png").unlink()
     path = write(tmp_path, "swap_obj.json")
     report = as_json("sugarcrepe", path, "--model", run, "--images", images)
-    assert report["missing"] == ["b.png"]
+    assert report["missing"] == {"b.png": "not found"}
     assert [(one["items"], one["left_out"]) for one in report["subsets"]] == [(1, 1)]
     text = invoke("bench", "sugarcrepe", path, "-m", run, "--images", images)
-    assert "1 images are missing or unreadable (b.png): 1 items are left out" in text
+    assert "1 images are missing or unreadable (b.png: not found): 1 items are left out" in text
+
+
+def test_a_file_without_images_stays_and_its_json_has_null(tmp_path, run, images) -> None:
+    path, other = write(tmp_path, "swap_obj.json"), tmp_path / "swap_att.json"
+    items = json.loads(path.read_text())
+    absent = [item | {"filename": "absent.png"} for item in items.values()]
+    other.write_text(json.dumps(dict(enumerate(absent))))
+    arguments = ["sugarcrepe", path, other, "-m", run, "--images", images]
+
+    def refuse(constant: str) -> None:
+        raise AssertionError(f"{constant} is not JSON")
+
+    text = invoke("bench", *arguments, "--json", "--bootstrap", "0")
+    report = json.loads(text, parse_constant=refuse)
+    sizes = {one["name"]: (one["items"], one["left_out"]) for one in report["subsets"]}
+    assert sizes == {"swap_obj": (2, 0), "swap_att": (0, 2)}
+    (empty,) = (one for one in report["subsets"] if one["name"] == "swap_att")
+    assert empty["values"][run.name]["accuracy"]["value"] is None
+    assert "means are over 1 of 2 parts" in invoke("bench", *arguments)
 
 
 def test_all_images_missing_is_an_error(tmp_path, run, images) -> None:

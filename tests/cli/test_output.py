@@ -1,12 +1,14 @@
-"""Lists on a terminal and in a pipe."""
+"""Lists on a terminal and in a pipe; JSON."""
 
 from __future__ import annotations
 
+import json
+import math
 import re
 
 import pytest
 
-from counterfoil.cli.output import print_list
+from counterfoil.cli.output import print_json, print_list
 
 LONG = [["short", "one line"], ["much-longer-name", "a description of many words " * 8]]
 
@@ -31,3 +33,19 @@ def test_a_list_has_one_line_per_row_in_a_pipe(capsys: pytest.CaptureFixture[str
     assert title == "kind"
     assert [line.split("  ")[0] for line in lines] == ["short", "much-longer-name"]
     assert all(line.index(row[1][:8]) == 18 for line, row in zip(lines, LONG, strict=True))
+
+
+@pytest.mark.parametrize("text", ["dog", "half of a pair: \ud83d"])
+def test_numbers_that_are_not_finite_are_null(
+    text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    numbers = [math.nan, math.inf, -math.inf, 1.5, 2, True, None]
+    print_json({"text": text, "deep": [{"pair": (math.nan, 0.5)}], "numbers": numbers})
+    out = capsys.readouterr().out
+    assert "NaN" not in out
+    assert "Infinity" not in out
+    assert json.loads(out) == {
+        "text": text,
+        "deep": [{"pair": [None, 0.5]}],
+        "numbers": [None, None, None, 1.5, 2, True, None],
+    }

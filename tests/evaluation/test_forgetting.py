@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from counterfoil.core.errors import DataError
 from counterfoil.data.pairs import Split
 from counterfoil.evaluation.evaluate import evaluate
 from counterfoil.evaluation.foils.metrics import judge_foils
@@ -120,6 +121,31 @@ def test_a_report_survives_json_and_says_everything(split, models) -> None:
     total = numbers["i2t_change"] + numbers["t2i_change"]
     assert f"RSUM {total:+.1f}" in report.sentence()
     assert report.chart().axes
+
+
+def test_without_foils_the_report_says_nothing_of_them(split, models) -> None:
+    captions = [["zzz qqq"] for _ in split.ids]  # no rule exchanges these words
+    wordless = Split("test", split.ids, captions, fragments=split.fragments)
+    report = compare_with_start(*models, wordless, classes=[], bootstrap=0)
+    assert not report.of_kind("foils")
+    assert report.sentence().startswith("RSUM ")
+    assert "foil" not in report.sentence()
+    assert "foil_change" not in report.numbers()
+    assert "rules: no caption has a foil; rules:word-swap: no caption has" in report.footnote()
+    (axes,) = report.chart().axes
+    assert not axes.containers  # no point at 0 %
+
+
+def test_a_file_of_foils_for_other_captions_is_an_error(split, models, tmp_path) -> None:
+    path = tmp_path / "foils.jsonl"
+    path.write_text('{"image": "elsewhere", "caption": "a dog", "foil": "a cat"}\n')
+    with pytest.raises(DataError, match=r"foils\.jsonl"):
+        compare_with_start(*models, split, foils=[str(path)], classes=[], bootstrap=0)
+
+
+def test_the_footnote_says_what_retrieval_is_of(split, models) -> None:
+    note = compare_with_start(*models, split, foils=["rules"], classes=[], bootstrap=0).footnote()
+    assert "among these 24 images at once, with identical captions of other images as neg" in note
 
 
 def test_the_same_seed_gives_the_same_intervals(split, models) -> None:

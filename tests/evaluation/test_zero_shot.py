@@ -64,6 +64,17 @@ def test_labels_and_templates_of_a_file_are_used(tmp_path) -> None:
     classes = read_classes(path, PHOTOS)
     assert classes.labels == (frozenset({1}), frozenset(), frozenset({0}))
     assert classes.prompts == ["taken indoors.", "taken outdoors."]
+    assert classes.unknown == ("elsewhere",)
+    assert "1 labels are of images that the split does not have (elsewhere)" in classes.note()
+
+
+@pytest.mark.parametrize("template", ["a {color} {}.", "a { {}", "{} {0}", "{{{}}}", "100 % {}"])
+def test_other_braces_of_a_template_are_plain_text(tmp_path, template) -> None:
+    path = tmp_path / "classes.json"
+    path.write_text(json.dumps({"classes": ["dog", "cat"], "templates": [template]}))
+    before, after = template.split("{}")
+    expected = [f"{before}dog{after}", f"{before}cat{after}"]
+    assert read_classes(path, PHOTOS).prompts == expected
 
 
 @pytest.mark.parametrize(
@@ -80,6 +91,15 @@ def test_labels_and_templates_of_a_file_are_used(tmp_path) -> None:
         ('{"classes": ["dog", "cat"], "labels": []}', "expected 'labels' as an object"),
         ('{"classes": ["dog", "cat"], "labels": {"i0": "cow"}}', "image 'i0': 'cow' is not one"),
         ('{"classes": ["dog", "cat"], "labels": {"i0": 3}}', "image 'i0': 3 is not one"),
+        (
+            '{"classes": ["dog", "cat"], "labels": {"x": "dog", "y": "cat"}}',
+            "none of the 2 image ids of 'labels' is in the split 'test', whose ids are like 'i0'",
+        ),
+        ('{"classes": ["dog", "cat"], "classes": ["a", "b"]}', "key 'classes' stands twice"),
+        (
+            '{"classes": ["dog", "cat"], "labels": {"i0": "dog", "i0": "cat"}}',
+            "key 'i0' stands twice",
+        ),
         ("zebra\nyak\n", "no image of the split has one of the classes"),
     ],
 )

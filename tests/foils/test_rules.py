@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from counterfoil.core.errors import ConfigError
-from counterfoil.data.duplicates import spoken
 from counterfoil.data.scenes import describe, make_scene
 from counterfoil.data.scenes.vocabulary import (
     COLOR_WORDS,
@@ -197,41 +196,3 @@ def test_foils_of_drawn_scenes_are_false_as_a_rule(kind, least) -> None:
     decided = seen[True] + seen[False]
     assert decided > 150
     assert seen[True] / decided > least, seen
-
-
-@pytest.mark.parametrize(
-    ("caption", "expected"),
-    [
-        ("A black dog jumps over a white fence.", "A white dog jumps over a black fence."),
-        ("A black dog jumps over a white fence.", "A black fence jumps over a white dog."),
-        ("A black dog jumps over a white fence.", "A white fence jumps over a black dog."),
-        ("a dog running quickly chases a man", "a man running quickly chases a dog"),
-        ("a dog runs quickly and a man walks slowly", "a dog runs slowly and a man walks quickly"),
-        ("a dog runs quickly and a man walks slowly", "a dog walks quickly and a man runs slowly"),
-        ("A girl holds an orange umbrella", "An orange umbrella holds a girl"),
-    ],
-)
-def test_a_word_swap_exchanges_two_words_or_phrases_of_a_class(caption, expected) -> None:
-    foils = rule_foils(caption, random.Random(0), ["word-swap"], 50)
-    assert expected in [foil.text for foil in foils]
-    for foil in foils:
-        one, two = words(caption), words(foil.text)
-        articles = {"a": "an", "an": "an"}
-        assert sorted(articles.get(w, w) for w in one) == sorted(articles.get(w, w) for w in two)
-
-
-@pytest.mark.parametrize("caption", ["a man and a woman", "a red and white ball", "dogs, cats"])
-def test_words_that_a_conjunction_joins_are_not_swapped(caption) -> None:
-    assert rule_foils(caption, random.Random(0), ["word-swap"], 5) == []
-
-
-def test_a_qualified_word_is_swapped_with_one_that_it_is_joined_with() -> None:
-    foils = rule_foils("a red dog and a cat", random.Random(0), ["word-swap"], 5)
-    assert [foil.text for foil in foils] == ["a red cat and a dog"]
-
-
-def test_a_word_swap_is_never_another_caption_of_the_image() -> None:
-    caption = "a dog chases a man"
-    assert rule_foils(caption, random.Random(0), ["word-swap"], 5)
-    true = frozenset({spoken("A man chases a dog.")})
-    assert rule_foils(caption, random.Random(0), ["word-swap"], 5, true=true) == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -29,9 +30,21 @@ def print_line(text: str, style: str | None = None, stderr: bool = False) -> Non
 
 
 def print_json(value: Any) -> None:
-    """One JSON value; in ASCII if it has half a surrogate pair, which UTF-8 cannot encode."""
-    text = json.dumps(value, ensure_ascii=False, indent=2, default=str)
+    """One JSON value; in ASCII if it has half a surrogate pair, which UTF-8 cannot encode.
+
+    A number that is not finite becomes null: JSON has no NaN.
+    """
+    value = _with_null(value)
+    text = json.dumps(value, ensure_ascii=False, indent=2, default=str, allow_nan=False)
     typer.echo(text if is_encodable(text) else json.dumps(value, indent=2, default=str))
+
+
+def _with_null(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _with_null(one) for key, one in value.items()}
+    return [_with_null(one) for one in value] if isinstance(value, (list, tuple)) else value
 
 
 def print_table(

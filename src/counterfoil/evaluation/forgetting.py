@@ -99,16 +99,23 @@ class ForgettingReport(Report):
 
     def sentence(self) -> str:
         """What was gained and lost, in one line."""
-        foils = _mean(self.of_kind("foils"))
+        parts = []
+        if foils := self.of_kind("foils"):
+            parts.append(f"true > foil {_mean(foils):+.1f} points")
         rsum = sum(change.difference for change in self.of_kind("retrieval"))
-        line = f"true > foil {foils:+.1f} points, RSUM {rsum:+.1f}"
+        parts.append(f"RSUM {rsum:+.1f}")
         if classes := self.of_kind("classes"):
-            line += f", classification by prompts {_mean(classes):+.1f} points"
-        return line
+            parts.append(f"classification by prompts {_mean(classes):+.1f} points")
+        return ", ".join(parts)
 
     def footnote(self) -> str:
         """What is needed to read the numbers."""
-        parts = ["retrieval is the sum of R@1, R@5 and R@10", "ties count against the model"]
+        parts = [
+            f"retrieval is the sum of R@1, R@5 and R@10 among these {self.images:,} images at "
+            "once, with identical captions of other images as negatives; the RSUM of a run may "
+            "be of more images or of folds",
+            "ties count against the model",
+        ]
         if self.bootstrap:
             parts.append(
                 f"brackets: 95% intervals of the change, {self.bootstrap} resamples of images"
@@ -116,15 +123,16 @@ class ForgettingReport(Report):
         return "; ".join([*parts, *self.notes])
 
     def chart(self) -> Figure:
-        """Foils against retrieval, with an arrow from the start to the run."""
+        """Foils against retrieval, with an arrow from the start to the run; empty without foils."""
         foils, retrieval = self.of_kind("foils"), self.of_kind("retrieval")
         points = [
             TradeOff(
                 name,
                 sum(getattr(one, side) for one in retrieval),
-                sum(getattr(one, side) for one in foils) / max(1, len(foils)),
+                float(np.mean([getattr(one, side) for one in foils])),
             )
             for name, side in ((self.start, "before"), (self.run, "after"))
+            if foils
         ]
         return trade_off_chart(points, f"{self.run}: foils against retrieval ({self.split})")
 
@@ -134,7 +142,7 @@ class ForgettingReport(Report):
 
 
 def _mean(changes: Sequence[Change]) -> float:
-    return float(np.mean([change.difference for change in changes])) if changes else 0.0
+    return float(np.mean([change.difference for change in changes]))
 
 
 @dataclass(frozen=True)
@@ -166,19 +174,21 @@ def measure(
 ) -> dict[str, PerImage]:
     """The numbers of one model, image by image."""
     from counterfoil.evaluation.foils.scores import score_foils
-    from counterfoil.evaluation.foils.sets import FoilChoice, foils_by
+    from counterfoil.evaluation.foils.sets import FoilChoice, foils_by, is_rules
     from counterfoil.scoring.encode import score_split
 
     measures = []
     for source in foils:
         try:
             made = foils_by(source, split, FoilChoice(), _no_writer, progress)
-        except DataError:  # captions without a word that the rules exchange
-            continue
+        except DataError:
+            if is_rules(source):  # captions without a word that the rules exchange
+                continue
+            raise
         scores = score_foils(model, split, made, progress)
         images = [int(split.image_of[pair.caption]) for pair in scores.pairs]
         right = 100.0 * (scores.true > scores.foil)
-        measures.append(_sums(f"true > foil ({source})", "foils", right, images, len(split)))
+        measures.append(_sums(_foil_name(source), "foils", right, images, len(split)))
     scored = score_split(model, split, progress=progress)
     ranks = count_ranks(scored.scores, scored.image_of)
     rows = np.array(scored.images)
@@ -191,6 +201,10 @@ def measure(
         measures.append(_sums(name, "retrieval", hits, owned, len(split)))
     measures += [_classified(model, split, one, progress) for one in classes]
     return {one.name: one for one in measures}
+
+
+def _foil_name(source: str) -> str:
+    return f"true > foil ({source})"
 
 
 def _no_writer(path: Path) -> Any:
@@ -242,7 +256,9 @@ def compare_with_start(
     rng = np.random.default_rng([seed, len(split)])
     draws = rng.integers(len(split), size=(bootstrap, len(split)))
     changes = [_change(before[name], after[name], draws) for name in after if name in before]
-    notes = [f"{one.name}: chance {100 * one.chance:.1f}%" for one in sets]
+    notes = [one.note() for one in sets] or ["no classes: name them in a file (--classes)"]
+    without = [source for source in foils if _foil_name(source) not in after]
+    notes += [f"{source}: no caption has a foil" for source in without]
     return ForgettingReport(
         start=names[0],
         run=names[1],
@@ -250,7 +266,7 @@ def compare_with_start(
         images=len(split),
         changes=changes,
         bootstrap=bootstrap,
-        notes=tuple(notes) if sets else ("no classes: name them in a file (--classes)",),
+        notes=tuple(notes),
     )
 
 

@@ -31,6 +31,8 @@ TEMPLATES = ("a photo of a {}.", "a {}.", "there is a {} in the picture.")
 COLOR_TEMPLATES = ("something {}.", "a {} thing.")
 MIN_IMAGES, MAX_CLASSES = 5, 40
 """Images that must show a thing that captions name, and the number of such classes."""
+MAX_NAMES = 5
+"""Unknown image ids that a note names."""
 
 
 @dataclass(frozen=True)
@@ -38,13 +40,14 @@ class ClassSet:
     """Classes with the prompts that name them, and the classes of each image.
 
     ``labels[i]`` are indices of the classes that image ``i`` of a split shows; images without one
-    are left out.
+    are left out. ``unknown`` are ids of labeled images that the split does not have.
     """
 
     name: str
     classes: tuple[str, ...]
     labels: tuple[frozenset[int], ...]
     templates: tuple[str, ...] = TEMPLATES
+    unknown: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if len(self.classes) < 2:
@@ -55,13 +58,27 @@ class ClassSet:
     @property
     def prompts(self) -> list[str]:
         """The sentences of the first class, then of the second, …"""
-        return [template.format(name) for name in self.classes for template in self.templates]
+        return [
+            template.replace("{}", name) for name in self.classes for template in self.templates
+        ]
 
     @property
     def chance(self) -> float:
         """Share of images that a random choice gets right."""
         sizes = [len(own) for own in self.labels if own]
         return float(np.mean(sizes)) / len(self.classes)
+
+    def note(self) -> str:
+        """Chance, and the labels that were not used."""
+        line = f"{self.name}: chance {100 * self.chance:.1f}%"
+        if not self.unknown:
+            return line
+        names = ", ".join(self.unknown[:MAX_NAMES])
+        more = ", …" if len(self.unknown) > MAX_NAMES else ""
+        count = len(self.unknown)
+        return (
+            f"{line}, {count:,} labels are of images that the split does not have ({names}{more})"
+        )
 
 
 def correct_classes(
@@ -140,18 +157,29 @@ def read_classes(path: Path, split: Split) -> ClassSet:
     templates = _names(path, tree.get("templates", list(TEMPLATES)), "templates")
     if any(template.count("{}") != 1 for template in templates):
         raise DataError(f"{path}: a template has {{}} once, for the class; got {list(templates)}")
-    if "labels" in tree:
-        labels = _given_labels(path, tree["labels"], names, split)
-    else:
-        labels = _labels_by_captions(names, split)
-    return ClassSet(path.stem, names, labels, templates)
+    if "labels" not in tree:
+        return ClassSet(path.stem, names, _labels_by_captions(names, split), templates)
+    labels = _given_labels(path, tree["labels"], names)
+    if labels.keys().isdisjoint(split.ids):
+        raise DataError(
+            f"{path}: none of the {len(labels):,} image ids of 'labels' is in the split "
+            f"'{split.name}', whose ids are like '{split.ids[0] if len(split) else ''}'"
+        )
+    known = frozenset(split.ids)
+    return ClassSet(
+        path.stem,
+        names,
+        tuple(labels.get(image, frozenset()) for image in split.ids),
+        templates,
+        tuple(image for image in labels if image not in known),
+    )
 
 
 def _parsed(path: Path, text: str) -> dict[str, Any]:
     if not text.lstrip().startswith(("{", "[")):
         return {"classes": [line.strip() for line in text.splitlines() if line.strip()]}
     try:
-        tree = json.loads(text)
+        tree = json.loads(text, object_pairs_hook=lambda pairs: _unique(path, pairs))
     except (ValueError, RecursionError) as error:
         raise DataError(f"{path}: not JSON ({error})") from None
     if isinstance(tree, list):
@@ -164,6 +192,16 @@ def _parsed(path: Path, text: str) -> dict[str, Any]:
     return dict(tree)
 
 
+def _unique(path: Path, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of JSON; a key that it has twice is refused, since one value would be lost."""
+    tree: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in tree:
+            raise DataError(f"{path}: the key '{key}' stands twice in one object; delete one")
+        tree[key] = value
+    return tree
+
+
 def _names(path: Path, given: Any, key: str) -> tuple[str, ...]:
     if not isinstance(given, list) or not all(isinstance(x, str) and x.strip() for x in given):
         raise DataError(f"{path}: expected '{key}' as a list of texts that are not empty")
@@ -172,9 +210,7 @@ def _names(path: Path, given: Any, key: str) -> tuple[str, ...]:
     return tuple(given)
 
 
-def _given_labels(
-    path: Path, given: Any, names: Sequence[str], split: Split
-) -> tuple[frozenset[int], ...]:
+def _given_labels(path: Path, given: Any, names: Sequence[str]) -> dict[str, frozenset[int]]:
     if not isinstance(given, dict):
         raise DataError(f"{path}: expected 'labels' as an object from image ids to classes")
     number = {name: index for index, name in enumerate(names)}
@@ -185,7 +221,7 @@ def _given_labels(
         if wrong:
             raise DataError(f"{path}: image '{image}': {wrong[0]!r} is not one of the classes")
         labels[image] = frozenset(number[name] for name in chosen)
-    return tuple(labels.get(image, frozenset()) for image in split.ids)
+    return labels
 
 
 def _labels_by_captions(names: Sequence[str], split: Split) -> tuple[frozenset[int], ...]:

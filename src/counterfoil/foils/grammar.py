@@ -26,6 +26,7 @@ from counterfoil.foils.lexicon import (
     NUMBER,
     NUMERALS,
     PASTS,
+    PLACES,
     POSSESSIVE,
     PREPOSITION,
     PRONOUN,
@@ -170,6 +171,10 @@ def _tag(tokens: Sequence[str], tags: list[str], index: int) -> str:
     word, before = tokens[index], tags[-1] if tags else ""
     if word in CLOSED:
         return _closed(tokens, tags, index)
+    if tuple(tokens[index : index + 2]) in LONG_RELATIONS and word not in PLACES:
+        return PREPOSITION  # next to
+    if word == "next" and _may_be_noun(tokens, index + 1):
+        return ADJECTIVE
     if not word[0].isalnum():
         return SIGN
     if word.isdigit():

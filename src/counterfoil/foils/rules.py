@@ -7,10 +7,10 @@ image's other captions as ``avoid`` to make that less likely.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from typing import TypeVar
 
 from counterfoil.core.errors import ConfigError, nearest
 from counterfoil.data.duplicates import spoken
@@ -18,43 +18,26 @@ from counterfoil.data.text.words import STOP_WORDS, CaptionWord, caption_words, 
 from counterfoil.foils.grammar import (
     Relating,
     Tokens,
-    have_same_form,
     is_noun,
     is_plural,
     noun_after,
-    noun_phrases,
     relations_of,
     subject_of,
-    tag,
 )
 from counterfoil.foils.lexicon import (
-    ADJECTIVE,
-    ADVERB,
     ATTRIBUTES,
     ATTRIBUTES_ALIKE,
-    CLOSED,
-    CONJUNCTION,
-    DETERMINER,
     DIGITS,
     LONG_RELATIONS,
-    NOUN,
     NOUN_FORMS,
-    NUMBER,
     NUMERALS,
     PLACES,
     RELATIONS,
     RELATIONS_ALIKE,
-    SIGN,
     SYMMETRIC,
     THINGS,
-    VERB,
 )
-
-# An edit maps word indices to new words; a site is a list of alternative edits of the same words.
-Edit = dict[int, str]
-Site = list[Edit]
-
-Item = TypeVar("Item")
+from counterfoil.foils.word_swap import Edit, Site, may_be_the_same, word_swap_sites
 
 # Categories of things that people and animals are *in* or *on* in any scene.
 _SETTINGS = frozenset({"place", "ground", "clothing", "headwear"})
@@ -68,9 +51,6 @@ _AGREEING = frozenset(
 )
 _PLURAL_CLOTHES = frozenset({"clothes", "shorts", "jeans", "pants", "glasses", "gloves"})
 
-_SWAPPED_CLASSES = (NOUN, ADJECTIVE, VERB, ADVERB)
-_SWAP_REACH = 12
-_JOINING = (CONJUNCTION, DETERMINER, SIGN)
 
 DEFAULT_KINDS = ("noun", "numeral", "relation")
 REORDERING = frozenset({"swap", "word-swap"})
@@ -220,7 +200,7 @@ def swap_sites(tokens: Tokens, avoid: AbstractSet[str]) -> list[Site]:
         if _is_mere_setting(tokens, relating):
             continue
         one, two = tokens[subject], tokens[other]
-        if _may_be_the_same(one, two):
+        if may_be_the_same(one, two):
             continue
         edit = {
             subject: _in_number(two, is_plural(tokens, subject)),
@@ -232,65 +212,9 @@ def swap_sites(tokens: Tokens, avoid: AbstractSet[str]) -> list[Site]:
     return sites
 
 
-def _may_be_the_same(one: str, two: str) -> bool:
-    things = THINGS[NOUN_FORMS[one].thing], THINGS[NOUN_FORMS[two].thing]
-    return two in things[0].related or one in things[1].related
-
-
 def _in_number(word: str, plural: bool) -> str:
     names = THINGS[NOUN_FORMS[word].thing].names
     return next(pair[plural] for pair in names if word in pair)
-
-
-def word_swap_sites(tokens: Tokens, avoid: AbstractSet[str]) -> list[Site]:
-    """Two nouns, adjectives, verbs, adverbs or noun phrases of the sentence exchanged (NegCLIP).
-
-    Words that a conjunction joins are not exchanged: the sentence would mean the same. No word is
-    new, so ``avoid`` excludes nothing.
-    """
-    tags = tag(tokens)
-    sites = []
-    for word_class in _SWAPPED_CLASSES:
-        words_of = [i for i, t in enumerate(tags) if t == word_class and tokens[i] not in CLOSED]
-        pairs = [
-            {i: tokens[j], j: tokens[i]}
-            for i, j in _near_pairs(words_of)
-            if tokens[i] != tokens[j]
-            and have_same_form(word_class, tokens[i], tokens[j])
-            and not _are_joined(tags, (i, i + 1), (j, j + 1))
-        ]
-        sites.append(pairs)
-    sites.append(
-        [
-            edit
-            for one, two in _near_pairs(noun_phrases(tags))
-            if not _are_joined(tags, one, two) and (edit := _exchanged_spans(tokens, one, two))
-        ]
-    )
-    return sites
-
-
-def _near_pairs(items: Sequence[Item]) -> Iterator[tuple[Item, Item]]:
-    """Each item with each of the next few: texts may be long, and pairs are quadratic."""
-    for index, item in enumerate(items):
-        for other in items[index + 1 : index + 1 + _SWAP_REACH]:
-            yield item, other
-
-
-def _are_joined(tags: Sequence[str], one: tuple[int, int], two: tuple[int, int]) -> bool:
-    """Whether only a conjunction or a comma stands between two items, and nothing qualifies one.
-
-    ``a dog and a cat`` means the same when exchanged, ``a red dog and a cat`` does not.
-    """
-    qualified = one[0] > 0 and tags[one[0]] == NOUN and tags[one[0] - 1] in (ADJECTIVE, NUMBER)
-    return not qualified and all(between in _JOINING for between in tags[one[1] : two[0]])
-
-
-def _exchanged_spans(tokens: Tokens, one: tuple[int, int], two: tuple[int, int]) -> Edit:
-    """The edit that exchanges two spans; the words between them move if the lengths differ."""
-    first, between = tokens[slice(*one)], tokens[one[1] : two[0]]
-    new = [*tokens[slice(*two)], *between, *first]
-    return {i: word for i, word in enumerate(new, one[0]) if word != tokens[i]}
 
 
 SITES: dict[str, Callable[[Tokens, AbstractSet[str]], Iterable[Site]]] = {
@@ -382,13 +306,7 @@ def _foil(
     new = list(tokens)
     for index, word in edit.items():
         new[index] = word
-    parts, cursor = list[str](), 0
-    for index in sorted(edit):
-        span = spans[index]
-        written = edit[index].upper() if caption.isupper() else in_case_of(span.text, edit[index])
-        parts += [caption[cursor : span.start], written]
-        cursor = span.end
-    text = "".join([*parts, caption[cursor:]])
+    text = _written(caption, tokens, spans, new)
     if words(text) != new:
         return None
     positions = tuple(sorted(edit))
@@ -399,6 +317,37 @@ def _foil(
         tuple(tokens[index] for index in positions),
         tuple(edit[index] for index in positions),
     )
+
+
+def _written(caption: str, tokens: list[str], spans: list[CaptionWord], new: list[str]) -> str:
+    """The caption with other words in its places; a sign that moves keeps the spaces around it."""
+    ends = [0, *(span.end for span in spans)]
+    starts = [*(span.start for span in spans), len(caption)]
+    gaps = [caption[end:start] for end, start in zip(ends, starts, strict=True)]
+    signs = defaultdict[str, list[int]](list)
+    for index, word in enumerate(tokens):
+        signs[word] += [index] if _is_attached(word) else []
+    origin = [signs[word].pop(0) if signs.get(word) else None for word in new]
+    parts = list[str]()
+    for index, word in enumerate(new):
+        own, before = origin[index], origin[index - 1] if index else None
+        gap = gaps[index]
+        if index and own is not None:
+            gap = gaps[own]
+        elif before is not None:
+            gap = gaps[before + 1]
+        elif index and (_is_attached(tokens[index]) or _is_attached(tokens[index - 1])):
+            gap = " "
+        old = spans[index if own is None else own].text
+        if own is None and word != tokens[index]:
+            old = word.upper() if caption.isupper() else in_case_of(old, word)
+        parts += [gap, old]
+    return "".join([*parts, gaps[-1]])
+
+
+def _is_attached(word: str) -> bool:
+    """Whether a word may have no space before it: signs, and the second half of a contraction."""
+    return not word[:1].isalnum() or word == "n't"
 
 
 def _with_articles(tokens: list[str], edit: Edit) -> Edit:

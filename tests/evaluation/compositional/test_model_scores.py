@@ -102,6 +102,16 @@ def test_missing_and_damaged_images_are_counted_and_their_items_have_no_score(
     assert [scored is not None for scored in results["small"]] == [False, True, False, False]
     assert sorted(missing) == ["absent.png", "damaged.png"]
     assert missing["absent.png"] == "not found"
+    assert "damaged.png" in missing["damaged.png"]
+
+
+def test_a_name_that_two_subfolders_have_says_so(model, images) -> None:
+    for folder in ("one", "two"):
+        (images / folder).mkdir()
+        (images / folder / "twice.png").write_bytes((images / "a.png").read_bytes())
+    results, missing = score(model, [Item("0", ("twice.png",), (RED,), (BLUE,))], images)
+    assert results["small"] == [None]
+    assert "several have that name" in missing["twice.png"]
 
 
 def test_only_the_box_of_an_image_is_looked_at(model, images) -> None:

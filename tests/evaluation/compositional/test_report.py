@@ -56,14 +56,44 @@ def test_items_without_images_are_left_out_of_every_row_and_counted() -> None:
     assert report.subsets[1].values["given"]["accuracy"].value == pytest.approx(100 / 3)
     notes = "\n".join(report.footnotes())
     assert "7 images are missing" in notes
-    assert "0.png, 1.png, 2.png, 3.png, 4.png …" in notes
+    assert "(0.png: not found; 1.png: not found; 2.png: not found; " in notes
+    assert "4.png: not found; …)" in notes
     assert "2 items are left out" in notes
 
 
 def test_no_image_at_all_is_an_error_that_says_so() -> None:
     scorer = Given({"one": [None] * 2, "two": [None] * 4})
-    with pytest.raises(DataError, match=r"none of its 1 images could be read \(x.png"):
-        evaluate_benchmark(BENCHMARK, [scorer], missing=[{"x.png": "not found"}])
+    with pytest.raises(DataError, match=r"none of its 1 images could be read \(x.png: a b\)"):
+        evaluate_benchmark(BENCHMARK, [scorer], missing=[{"x.png": "a\n b"}])
+
+
+def test_a_file_whose_images_are_all_missing_stays_with_0_items() -> None:
+    scorer = Given({"one": [RIGHT, WRONG], "two": [None] * 4})
+    missing = {"2.png": "not an image"}
+    report = evaluate_benchmark(BENCHMARK, [scorer, BlindScorer()], missing=[missing], bootstrap=9)
+    assert [(one.name, one.items, one.left_out) for one in report.subsets] == [
+        ("one", 2, 0),
+        ("two", 0, 4),
+    ]
+    ((_, rows),) = report.tables()
+    assert rows[2] == ("two", "0", *["–"] * (len(rows[0]) - 2))
+    assert rows[3][1:3] == ("2", rows[1][2])
+    notes = "\n".join(report.footnotes())
+    assert "(2.png: not an image): 4 items are left out" in notes
+    assert "no item of two could be scored: means are over 1 of 2 parts" in notes
+    assert BenchmarkReport.from_json(report.to_json()).subsets[1].items == 0
+    titles = [axes.get_title(loc="left") for axes in report.chart().axes]
+    assert titles == ["one", "two: 0 items"]
+
+
+def test_a_file_of_its_own_form_without_images_has_a_table_of_dashes() -> None:
+    squares = tuple(Item(str(n), ("a.png", "b.png"), ("a", "b")) for n in range(2))
+    benchmark = Benchmark("scenes", (BENCHMARK.subsets[0], Subset("crossed", "square", squares)))
+    scorer = Given({"one": [RIGHT, WRONG], "crossed": [None, None]})
+    report = evaluate_benchmark(benchmark, [scorer], missing=[{"a.png": "gone"}], bootstrap=0)
+    title, rows = report.tables()[1]
+    assert (title, rows[0]) == ("crossed", ("0 items", "text", "image", "group"))
+    assert rows[1:] == [("given", "–", "–", "–"), ("chance", "–", "–", "–")]
 
 
 def test_reports_survive_json_and_become_tables() -> None:

@@ -63,8 +63,11 @@ class ImageStore:
         log.refuse_fatal()
 
     def find(self, name: str) -> ImageRef | None:
-        """The image of that name, also with another ending; None if there is none."""
-        log = ProblemLog()
+        """The image of that name, also with another ending; None if there is none.
+
+        Raises `DataError` if the name is unsafe, or if several subfolders have it.
+        """
+        log, hint = ProblemLog(), ""
         if self.folder is not None:
             stem = re.sub(r"\.(jpe?g|png|webp)$", "", name, flags=re.IGNORECASE)
             names = [name, *(stem + ending for ending in USUAL_ENDINGS)]
@@ -72,8 +75,12 @@ class ImageStore:
             log.refuse_fatal()
             if not isinstance(image, MissingImage):
                 return image
+            hint = image.hint
         base = PurePosixPath(name.replace("\\", "/")).name.lower()
-        return self.members.get(base) or self.members.get(base.rpartition(".")[0] or base)
+        member = self.members.get(base) or self.members.get(base.rpartition(".")[0] or base)
+        if member is None and hint:
+            raise DataError(hint)
+        return member
 
 
 @dataclass

@@ -52,14 +52,15 @@ class SubsetReport(Report):
 class BenchmarkReport(Report):
     """All files of a benchmark. ``means`` are macro means over the files, if there are several.
 
-    ``missing`` are the names of images that were not found or not readable. ``language_model`` and
-    ``notes`` say how the numbers were made.
+    A file of which no item could be scored stays, with 0 items; ``means`` are over the others.
+    ``missing`` are the images that were not found or not readable, with the reasons.
+    ``language_model`` and ``notes`` say how the numbers were made.
     """
 
     benchmark: str
     subsets: list[SubsetReport]
     means: dict[str, dict[str, Measured]]
-    missing: list[str] = Field(default_factory=list)
+    missing: dict[str, str] = Field(default_factory=dict)
     language_model: str | None = None
     notes: list[str] = Field(default_factory=list)
     bootstrap: int = 0
@@ -80,7 +81,7 @@ class BenchmarkReport(Report):
         for form in dict.fromkeys(subset.form for subset in self.subsets):
             subsets = [subset for subset in self.subsets if subset.form == form]
             if len(subsets) == 1 or len(_metrics(subsets)) > 2:
-                tables += [(one.name, _one_file(one)) for one in subsets]
+                tables += [(one.name, _one_file(one, _metrics(subsets))) for one in subsets]
             else:
                 tables += [
                     (metric, self._all_files(metric, subsets)) for metric in _metrics(subsets)
@@ -104,12 +105,16 @@ class BenchmarkReport(Report):
         if any(subset.form == "square" for subset in self.subsets):
             notes.append("two images × two captions: a score without images has 0 by construction")
         if self.missing:
-            names = ", ".join(self.missing[:MAX_NAMES])
-            more = " …" if len(self.missing) > MAX_NAMES else ""
             left_out = sum(subset.left_out for subset in self.subsets)
             notes.append(
-                f"{len(self.missing):,} images are missing or unreadable ({names}{more}): "
-                f"{left_out:,} items are left out of every row"
+                f"{len(self.missing):,} images are missing or unreadable "
+                f"({_first(self.missing)}): {left_out:,} items are left out of every row"
+            )
+        if empty := [subset.name for subset in self.subsets if not subset.items]:
+            count = len(self.subsets)
+            notes.append(
+                f"no item of {', '.join(empty)} could be scored: means are over "
+                f"{count - len(empty)} of {count} parts"
             )
         if self.language_model:
             notes.append(self.language_model)
@@ -126,6 +131,9 @@ class BenchmarkReport(Report):
         scorers = list(dict.fromkeys(name for one in self.subsets for name in one.values))
         panels = []
         for subset in self.subsets:
+            if not subset.items:
+                panels.append(Panel(f"{subset.name}: 0 items", [None] * len(scorers)))
+                continue
             for metric in _metrics([subset]):
                 title = f"{subset.name}: {metric}" if len(_metrics([subset])) > 1 else subset.name
                 values = [subset.values.get(name, {}).get(metric) for name in scorers]
@@ -134,20 +142,26 @@ class BenchmarkReport(Report):
 
 
 def _metrics(subsets: Iterable[SubsetReport]) -> list[str]:
-    """The metrics that at least one scorer has a value for."""
-    return list(
-        dict.fromkeys(
-            metric
-            for subset in subsets
-            for name, values in subset.values.items()
-            for metric, value in values.items()
-            if name != CHANCE and not math.isnan(value.value)
-        )
-    )
+    """The metrics that at least one scorer has a value for; all, if the files have no items."""
+    every = [
+        (metric, name != CHANCE and not math.isnan(value.value))
+        for subset in subsets
+        for name, values in subset.values.items()
+        for metric, value in values.items()
+    ]
+    known = [metric for metric, has_value in every if has_value]
+    return list(dict.fromkeys(known or [metric for metric, _ in every]))
 
 
-def _one_file(subset: SubsetReport) -> list[tuple[str, ...]]:
-    metrics = _metrics([subset])
+def _first(missing: dict[str, str]) -> str:
+    """The first names of images, each with the reason."""
+    named = [f"{name}: {' '.join(why.split())}" for name, why in missing.items()]
+    return "; ".join(named[:MAX_NAMES]) + ("; …" if len(named) > MAX_NAMES else "")
+
+
+def _one_file(subset: SubsetReport, others: Sequence[str]) -> list[tuple[str, ...]]:
+    """The rows of one file; ``others`` are the columns if it has no items."""
+    metrics = _metrics([subset]) if subset.items else others
     rows: list[tuple[str, ...]] = [(f"{subset.items} items", *metrics)]
     for name, values in subset.values.items():
         rows.append((name, *(_text(values.get(metric)) for metric in metrics)))
@@ -194,19 +208,18 @@ def evaluate_benchmark(
         report, values = _evaluate_subset(benchmark.name, subset, scorers, bootstrap, seed)
         reports.append(report)
         draws.append(values)
-    names = list(dict.fromkeys(name for one in missing for name in one))
+    reasons = {name: why for one in reversed(missing) for name, why in one.items()}
     if not any(report.items for report in reports):
-        examples = ", ".join(names[:MAX_NAMES])
         raise DataError(
-            f"{benchmark.name}: none of its {len(names):,} images could be read ({examples} …); "
-            "name the folder or the shards that have them with --images, or leave out --model for "
-            "the scores without images"
+            f"{benchmark.name}: none of its {len(reasons):,} images could be read "
+            f"({_first(reasons)}); name the folder or the shards that have them with --images, or "
+            "leave out --model for the scores without images"
         )
     return BenchmarkReport(
         benchmark=benchmark.name,
-        subsets=[report for report in reports if report.items],
+        subsets=reports,
         means=_means(draws) if len(draws) > 1 else {},
-        missing=names,
+        missing=reasons,
         language_model=language_model,
         notes=list(notes),
         bootstrap=bootstrap,
@@ -238,16 +251,18 @@ def _evaluate_subset(
             draws[name] = {metric: resamples.values(metrics[metric]) for metric in names}
         constant = chance(names, items)
         draws[CHANCE] = {name: np.array([constant[name]]) for name in names}
+    values = {
+        name: {metric: measured(one) for metric, one in metrics.items()}
+        for name, metrics in draws.items()
+    }
+    nothing = Measured(value=math.nan)
     report = SubsetReport(
         name=subset.name,
         form=subset.form,
         items=len(items),
         excluded=subset.excluded,
         left_out=len(subset.items) - len(items),
-        values={
-            name: {metric: measured(one) for metric, one in metrics.items()}
-            for name, metrics in draws.items()
-        },
+        values=values or {name: dict.fromkeys(names, nothing) for name in (*scored, CHANCE)},
     )
     return report, draws
 
