@@ -160,13 +160,16 @@ def load(
 def push_to_hub(source: Model | str | Path, name: str, **settings: Any) -> str:
     """Push a model, or that of a run, to ``owner/name`` on the hub; returns the commit's address.
 
-    ``load("hf://owner/name")`` reads it. ``settings``: ``card`` (the text of its README.md),
-    ``half`` (weights in half precision), ``private``, ``message``. Needs the extra ``hub``.
+    ``load("hf://owner/name")`` reads it. ``settings``: ``card`` (the text of its README.md; without
+    one, a card on the hub stays as it is, and a new model gets that of its folder), ``half``
+    (weights in half precision), ``private``, ``message``. Needs the extra ``hub``.
     """
     from counterfoil.models import publish
 
-    model = source if isinstance(source, Model) else load_model(source, "cpu")
-    return publish.push_to_hub(model, name, **settings)
+    if isinstance(source, Model):
+        return publish.push_to_hub(source, name, **settings)
+    folder = zoo.resolve(source)
+    return publish.push_to_hub(load_model(folder, "cpu"), name, source=folder, **settings)
 
 
 def load_pairs(

@@ -61,6 +61,11 @@ class ZooEntry(Section):
     command: str = Field(description="the command that trained it")
     results: list[Result] = Field(min_length=1)
     license: str = Field(description="SPDX identifier, or 'other'")
+    license_name: str = Field(
+        "research-only",
+        pattern="^[a-z0-9]+([.-][a-z0-9]+)*$",
+        description="short name of the terms on the hub, if the license is 'other'",
+    )
     terms: str = Field(description="what the model may be used for")
     extra: str | None = Field(None, description="extra that reading images needs")
     url: str | None = Field(None, description="folder of the files; null: part of the package")
@@ -117,11 +122,6 @@ def is_pretrained(source: str | Path) -> bool:
     if os.path.lexists(source):
         return False
     return str(source) in entries() or bool(HUB_ADDRESS.fullmatch(str(source)))
-
-
-def is_read_only(folder: Path) -> bool:
-    """Whether a folder is part of the package, where no command may write results."""
-    return folder.resolve().is_relative_to(FOLDER)
 
 
 def resolve(
@@ -240,7 +240,7 @@ def _missing(folder: Path, entry: ZooEntry) -> list[str]:
 
 
 CARD_TEXT = """---
-license: {license}
+{license_tags}
 library_name: counterfoil
 tags: [image-text-matching]
 ---
@@ -271,7 +271,12 @@ def card(name: str, described: Mapping[str, Any]) -> str:
     rows = [
         f"| {one['name']} | {one['value']:g} | `{one['command']}` |" for one in described["results"]
     ]
-    return CARD_TEXT.format(**{**described, "name": name, "results": "\n".join(rows)})
+    tags = f"license: {described['license'].lower()}"  # the hub refuses upper case
+    if described["license"].lower() == "other":
+        default = ZooEntry.model_fields["license_name"].default
+        tags += f"\nlicense_name: {described.get('license_name', default)}"
+    made = {"name": name, "results": "\n".join(rows), "license_tags": tags}
+    return CARD_TEXT.format(**{**described, **made})
 
 
 def size_text(size: int) -> str:
