@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from counterfoil.core import zoo
 from counterfoil.core.errors import MissingExtraError
@@ -50,19 +51,28 @@ except CheckpointError as error:
     print(error)
 """
 
-PUSH_COMMAND = """
-import sys
+COMMANDS = """
+import shlex, sys
 from counterfoil.cli import app
 for words in sys.argv[2:]:
-    app(["push", *words.split()], standalone_mode=False)
+    app(shlex.split(words), standalone_mode=False)
+"""
+LOAD = """
+import os, sys
+import counterfoil as cf
+from counterfoil.core import zoo
+os.environ["COUNTERFOIL_CACHE"] = sys.argv[1]
+cf.load("hf://me/m")
+cf.load_pairs("scenes", images=[2, 2, 2])
 """
 PUSH_FOLDERS = """
 import sys
 import counterfoil as cf
+from counterfoil.core.errors import CheckpointError
 for folder, name in zip(sys.argv[2::2], sys.argv[3::2]):
     try:
         print(cf.push_to_hub(folder, name))
-    except cf.CounterfoilError as error:
+    except CheckpointError as error:
         print(error)
 """
 
@@ -78,6 +88,7 @@ def python(hub, folder, code: str, *words: str) -> str:
     settings = {
         "HF_ENDPOINT": hub.url,
         "HF_HOME": str(folder / "hf"),
+        "HOME": str(folder / "home"),
         "HF_TOKEN": "hf_of_a_test",
         "HF_HUB_DISABLE_XET": "1",  # files by HTTP and Git LFS
         "HF_HUB_DISABLE_PROGRESS_BARS": "1",
@@ -246,11 +257,11 @@ def test_the_card_of_the_folder_is_pushed_and_one_on_the_hub_stays(hub, saved, t
     shutil.copytree(saved, tmp_path / "run" / "best")
     (tmp_path / "run" / "README.md").write_text("# Card of the run")
     (tmp_path / "own.md").write_text("# Another card")
-    python(hub, tmp_path, PUSH_COMMAND, f"{tmp_path}/run me/run")
+    python(hub, tmp_path, COMMANDS, f"push {tmp_path}/run me/run")
     assert cards_of(hub, "me/run") == ["# Card of the run"]
     hub.commit("me/run", {"README.md": b"# Edited on the hub"})
-    again = (f"{tmp_path}/run me/run", f"{tmp_path}/run me/run --card {tmp_path}/own.md")
-    python(hub, tmp_path, PUSH_COMMAND, *again)
+    again = f"push {tmp_path}/run me/run"
+    python(hub, tmp_path, COMMANDS, again, f"{again} --card {tmp_path}/own.md")
     assert cards_of(hub, "me/run")[2:] == ["# Edited on the hub", "# Another card"]
 
 
@@ -281,6 +292,36 @@ def test_a_push_that_the_hub_refuses_says_what_to_check(hub, tmp_path) -> None:
     assert "me/corrector: could not be pushed (" in answer
     assert "not allowed to write" in answer
     assert "hf auth login" in answer
+
+
+def test_python_programs_use_the_cache_that_the_variable_names(hub, model, tmp_path) -> None:
+    hub.commit("me/m", model)
+    python(hub, tmp_path, LOAD)
+    assert (tmp_path / "cache" / "pretrained" / "hub" / "me--m").is_dir()
+    assert not (tmp_path / "home" / ".cache" / "counterfoil").exists()
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "foils hf://me/m {picture} 'a red car'",
+        "evaluate-foils scenes-corrector --foils hf://me/m --data scenes --option images=[2,2,2]",
+        "train scenes/tags-dc-one-stage model.init_from=hf://me/m data.vocabulary={vocabulary} "
+        "data.options.images=[8,8,8] train.epochs=1 train.batch_size=8 evaluation.max_images=4 "
+        "--out {out}",
+    ],
+    ids=lambda command: command.split()[0],
+)
+def test_a_command_downloads_models_into_its_cache(hub, model, tmp_path, command) -> None:
+    hub.commit("me/m", model)
+    Image.new("RGB", (96, 96), "red").save(tmp_path / "red.png")
+    vocabulary = zoo.FOLDER / "scenes-corrector" / "vocabulary.json"
+    words = command.format(
+        picture=tmp_path / "red.png", vocabulary=vocabulary, out=tmp_path / "run"
+    )
+    python(hub, tmp_path, COMMANDS, f"{words} --cache {tmp_path}/mine")
+    assert (tmp_path / "mine" / "pretrained" / "hub" / "me--m").is_dir()
+    assert not (tmp_path / "home" / ".cache" / "counterfoil").exists()
 
 
 def test_without_the_package_the_extra_is_named(monkeypatch, tmp_path) -> None:

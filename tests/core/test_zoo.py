@@ -163,6 +163,18 @@ def fetched(registry: Path, cache: Path) -> Path:
     return zoo.resolve("scenes-corrector", cache=cache, registry=registry)
 
 
+def test_the_cache_is_the_one_that_the_variable_names_at_the_call(
+    remote, tmp_path, monkeypatch
+) -> None:
+    _, registry = remote
+    monkeypatch.setenv("COUNTERFOIL_CACHE", str(tmp_path / "named"))
+    folder = zoo.resolve("scenes-corrector", registry=registry)
+    assert folder.is_relative_to(tmp_path / "named")
+    assert zoo.location("scenes-corrector", registry=registry) == "cached"
+    monkeypatch.setenv("COUNTERFOIL_CACHE", str(tmp_path / "another"))
+    assert zoo.location("scenes-corrector", registry=registry) == "to download"
+
+
 def test_a_registered_model_is_downloaded_once_and_loads(remote, tmp_path) -> None:
     server, registry = remote
     where = {"cache": tmp_path / "cache", "registry": registry}
