@@ -17,7 +17,7 @@ from counterfoil.core.distributed import on_first_process
 from counterfoil.core.errors import ArgumentError, CheckpointError, ConfigError, nearest
 from counterfoil.core.progress import Progress, as_progress
 from counterfoil.core.registry import short_repr
-from counterfoil.core.storage.atomic import DEFAULT_CACHE
+from counterfoil.core.storage.atomic import default_cache
 from counterfoil.core.tensors.device import choose_device
 from counterfoil.data.load import is_named
 from counterfoil.data.load import load_pairs as _load_pairs
@@ -125,14 +125,12 @@ def list_pretrained(pattern: str = "*") -> list[str]:
     return zoo.names(pattern)
 
 
-def load(
-    source: str | Path, *, device: str = "auto", cache_dir: str | Path = DEFAULT_CACHE
-) -> Model:
+def load(source: str | Path, *, device: str = "auto", cache_dir: str | Path | None = None) -> Model:
     """A trained model: a run (its best checkpoint), a saved model, or a pretrained one by name.
 
     `list_pretrained` lists the names, such as ``"scenes-naaf"``; a folder of that name comes first.
     ``"hf://owner/name"`` is a model that `push_to_hub` wrote. What is not part of the package is
-    downloaded once, into ``cache_dir``.
+    downloaded once, into ``cache_dir`` (default: COUNTERFOIL_CACHE, or ``~/.cache/counterfoil``).
     A CLIP or SigLIP is a folder that `transformers` wrote, or a hub's name such as
     ``"openai/clip-vit-base-patch32"``, and needs the extra ``hf``.
     """
@@ -160,13 +158,16 @@ def load(
 def push_to_hub(source: Model | str | Path, name: str, **settings: Any) -> str:
     """Push a model, or that of a run, to ``owner/name`` on the hub; returns the commit's address.
 
-    ``load("hf://owner/name")`` reads it. ``settings``: ``card`` (the text of its README.md),
-    ``half`` (weights in half precision), ``private``, ``message``. Needs the extra ``hub``.
+    ``load("hf://owner/name")`` reads it. ``settings``: ``card`` (the text of its README.md; without
+    one, a card on the hub stays as it is, and a new model gets that of its folder), ``half``
+    (weights in half precision), ``private``, ``message``. Needs the extra ``hub``.
     """
     from counterfoil.models import publish
 
-    model = source if isinstance(source, Model) else load_model(source, "cpu")
-    return publish.push_to_hub(model, name, **settings)
+    if isinstance(source, Model):
+        return publish.push_to_hub(source, name, **settings)
+    folder = zoo.resolve(source)
+    return publish.push_to_hub(load_model(folder, "cpu"), name, source=folder, **settings)
 
 
 def load_pairs(
@@ -175,7 +176,7 @@ def load_pairs(
     *,
     extractor: str = "segments",
     dev_share: float = DEFAULT_DEV_SHARE,
-    cache_dir: str | Path = DEFAULT_CACHE,
+    cache_dir: str | Path | None = None,
     progress: Progress | None = None,
     **options: Any,
 ) -> Pairs:
@@ -185,8 +186,9 @@ def load_pairs(
     fragments get them from ``extractor``, kept in ``cache_dir``. If the data has no dev split,
     ``dev_share`` of its training images becomes one (0: none).
     """
-    pairs = _load_pairs(source, format, options=options, cache_dir=cache_dir, progress=progress)
-    pairs = with_fragments(pairs, Path(cache_dir), extractor, {}, progress)
+    cache = Path(cache_dir or default_cache())
+    pairs = _load_pairs(source, format, options=options, cache_dir=cache, progress=progress)
+    pairs = with_fragments(pairs, cache, extractor, {}, progress)
     location = source if is_named(source, format) else Path(source).resolve()
     origin: dict[str, Any] = {"source": str(location), "format": format, "options": options}
     origin["features"] = {"extractor": extractor}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from typer.testing import CliRunner
 from counterfoil.cli import app
 from counterfoil.core import zoo
 from counterfoil.core.errors import CheckpointError, ConfigError
+from counterfoil.models import from_pretrained
 
 
 def call(*words: object) -> str:
@@ -89,9 +91,23 @@ def test_a_pretrained_model_starts_another_training(scene) -> None:
     assert "init_from: scenes-corrector" in Path("run/config.yaml").read_text()
 
 
-def test_nothing_is_written_into_the_package(scene) -> None:
-    with pytest.raises(ConfigError, match="pretrained model; name the folder to write with"):
-        call("index", "scenes-naaf", "scenes")
+@pytest.mark.parametrize("source", ["scenes-naaf", "copy", "run/best"])
+def test_an_index_is_not_written_into_a_saved_model(scene, source) -> None:
+    if source != "scenes-naaf":
+        shutil.copytree(zoo.FOLDER / "scenes-naaf", source)
+    for out in [(), ("--out", zoo.resolve(source) / "a" / "index")]:
+        with pytest.raises(ConfigError, match=r"a saved model, .*; name another folder with --out"):
+            call("index", source, "scenes", "--option", "images=[2,2,2]", *out, "--cache", "cache")
+    from_pretrained(source)  # refuses files that were added
+
+
+def test_an_index_of_a_run_is_written_into_it_and_of_a_saved_model_elsewhere(scene) -> None:
+    shutil.copytree(zoo.FOLDER / "scenes-naaf", "run/best")
+    data = ("scenes", "--option", "images=[2,2,2]", "--cache", "cache")
+    call("index", "run", *data)
+    call("index", "scenes-naaf", *data, "--out", "elsewhere")
+    assert Path("run/index/index.json").is_file()
+    assert Path("elsewhere/index.json").is_file()
 
 
 def test_an_unknown_model_is_refused_with_suggestions(scene) -> None:

@@ -16,6 +16,11 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import unquote, urlsplit
 
+import yaml
+
+LICENSES = ("apache-2.0", "mit", "bsd-3-clause", "cc-by-4.0", "cc-by-nc-4.0", "other")
+"""Some of the licenses that a card may state; the real hub knows more, all in lower case."""
+
 
 @dataclass
 class Hub:
@@ -26,6 +31,10 @@ class Hub:
     objects: dict[str, bytes] = field(default_factory=dict)
     requests: list[str] = field(default_factory=list)
     may_write: bool = True
+    outage: int = 0
+    """Status of all answers, if not 0."""
+    outage_of: str = ""
+    """Pattern of the requests that an outage concerns."""
     cuts: list[int] = field(default_factory=list)
     """Bytes after which the next answers with a file break off."""
 
@@ -68,6 +77,9 @@ def hub_server() -> Iterator[Hub]:
             path = unquote(urlsplit(self.path).path)
             hub.requests.append(f"{method} {path}")
             body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            if hub.outage and re.search(hub.outage_of, f"{method} {path}"):
+                self._json({"error": "try again later"}, hub.outage)
+                return
             for pattern, action in ROUTES.items():
                 if parts := re.fullmatch(pattern, f"{method} {path}"):
                     action(self, body, *parts.groups())
@@ -115,7 +127,14 @@ def hub_server() -> Iterator[Hub]:
             self._json({"url": f"{hub.url}/{name}", "name": name}, code)
 
         def _validate(self, body: bytes) -> None:
-            self._json({"errors": [], "warnings": []})
+            front = re.match("---\n(.*?)\n---\n", json.loads(body)["content"], re.DOTALL)
+            tags = (yaml.safe_load(front[1]) if front else None) or {}
+            errors = []
+            if tags.get("license", "mit") not in LICENSES:
+                errors.append({"message": f'"license" must be one of {", ".join(LICENSES)}'})
+            if tags.get("license") == "other" and not tags.get("license_name"):
+                errors.append({"message": '"license_name" is required'})
+            self._json({"errors": errors, "warnings": []}, 400 if errors else 200)
 
         def _preupload(self, body: bytes, name: str) -> None:
             modes = [

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from counterfoil.core import zoo
 from counterfoil.core.errors import MissingExtraError
 from counterfoil.core.hub import HUB_ADDRESS, hub_library
 from counterfoil.core.storage.checksums import write_sums
+from counterfoil.models import from_pretrained
+from counterfoil.models.store import save_pretrained
 from tests.core.hub_server import hub_server
 
 FETCH = """
@@ -37,13 +41,39 @@ import sys
 import counterfoil as cf
 from counterfoil.core.errors import CheckpointError
 try:
-    print(cf.push_to_hub("scenes-corrector", "me/corrector", half=True))
-    print(cf.push_to_hub("scenes-corrector", "me/corrector", half=True, card="# My card"))
+    corrector = cf.load("scenes-corrector")
+    print(cf.push_to_hub(corrector, "me/corrector", half=True))
+    print(cf.push_to_hub(corrector, "me/corrector", half=True, card="# My card"))
     one, two = cf.load("scenes-corrector"), cf.load("hf://me/corrector", cache_dir=sys.argv[1])
     print(all((one.state_dict()[key] == value).all() for key, value in two.state_dict().items()))
     print(one.correction_rule == two.correction_rule and one.yardstick == two.yardstick)
 except CheckpointError as error:
     print(error)
+"""
+
+COMMANDS = """
+import shlex, sys
+from counterfoil.cli import app
+for words in sys.argv[2:]:
+    app(shlex.split(words), standalone_mode=False)
+"""
+LOAD = """
+import os, sys
+import counterfoil as cf
+from counterfoil.core import zoo
+os.environ["COUNTERFOIL_CACHE"] = sys.argv[1]
+cf.load("hf://me/m")
+cf.load_pairs("scenes", images=[2, 2, 2])
+"""
+PUSH_FOLDERS = """
+import sys
+import counterfoil as cf
+from counterfoil.core.errors import CheckpointError
+for folder, name in zip(sys.argv[2::2], sys.argv[3::2]):
+    try:
+        print(cf.push_to_hub(folder, name))
+    except CheckpointError as error:
+        print(error)
 """
 
 
@@ -58,6 +88,7 @@ def python(hub, folder, code: str, *words: str) -> str:
     settings = {
         "HF_ENDPOINT": hub.url,
         "HF_HOME": str(folder / "hf"),
+        "HOME": str(folder / "home"),
         "HF_TOKEN": "hf_of_a_test",
         "HF_HUB_DISABLE_XET": "1",  # files by HTTP and Git LFS
         "HF_HUB_DISABLE_PROGRESS_BARS": "1",
@@ -159,7 +190,43 @@ def test_without_a_network_the_last_copy_is_used_or_the_error_says_what_to_do(
     assert again == folder
     assert "the hub cannot be reached; using the copy" in notes[0]
     assert "hf://me/other: the hub cannot be reached" in other
-    assert "run it again with a network connection, or copy the model's folder" in other
+    assert "run it again later with a network connection, or copy the model's folder" in other
+
+
+@pytest.mark.parametrize("status", [408, 429, 500, 502, 503, 504])
+def test_an_outage_of_the_hub_is_like_no_network(hub, model, tmp_path, status) -> None:
+    hub.commit("me/m", model)
+    (folder,), _ = fetch(hub, tmp_path, "hf://me/m")
+    hub.outage = status
+    (again, other), notes = fetch(hub, tmp_path, "hf://me/m", "hf://me/other")
+    assert again == folder
+    assert "the hub cannot be reached; using the copy" in notes[0]
+    assert "hf://me/other: the hub cannot be reached" in other
+    assert str(status) in other
+
+
+def test_an_outage_during_a_download_leads_to_the_last_copy(hub, model, tmp_path) -> None:
+    hub.commit("me/m", model)
+    (folder,), _ = fetch(hub, tmp_path, "hf://me/m")
+    new = hub.commit("me/m", {})
+    hub.outage, hub.outage_of = 501, "/resolve/"  # a status that is not tried again for minutes
+    (again,), notes = fetch(hub, tmp_path, "hf://me/m")
+    assert again == folder
+    assert "using the copy" in notes[-1]
+    hub.outage = 0
+    (later,), _ = fetch(hub, tmp_path, "hf://me/m")
+    assert later == folder.replace(Path(folder).name, new)
+
+
+@pytest.mark.parametrize("status", [401, 403, 404])
+def test_a_model_that_the_hub_no_longer_gives_is_refused_despite_a_copy(
+    hub, model, tmp_path, status
+) -> None:
+    hub.commit("me/m", model)
+    fetch(hub, tmp_path, "hf://me/m")
+    hub.outage = status
+    (answer,), _ = fetch(hub, tmp_path, "hf://me/m")
+    assert "hf://me/m: refused by the hub" in answer
 
 
 def test_a_pushed_model_loads_as_it_was_with_a_card_that_can_be_edited(hub, tmp_path) -> None:
@@ -174,6 +241,50 @@ def test_a_pushed_model_loads_as_it_was_with_a_card_that_can_be_edited(hub, tmp_
     assert any(one.startswith("PUT /lfs/") for one in hub.requests)
 
 
+@pytest.fixture
+def saved(tmp_path) -> Path:
+    """A saved model without a card."""
+    save_pretrained(from_pretrained("scenes-corrector"), tmp_path / "saved", half=True)
+    return tmp_path / "saved"
+
+
+def cards_of(hub, name: str) -> list[str]:
+    """The card in each commit of a model, the latest last."""
+    return [files["README.md"].decode() for _, files in hub.models[name]]
+
+
+def test_the_card_of_the_folder_is_pushed_and_one_on_the_hub_stays(hub, saved, tmp_path) -> None:
+    shutil.copytree(saved, tmp_path / "run" / "best")
+    (tmp_path / "run" / "README.md").write_text("# Card of the run")
+    (tmp_path / "own.md").write_text("# Another card")
+    python(hub, tmp_path, COMMANDS, f"push {tmp_path}/run me/run")
+    assert cards_of(hub, "me/run") == ["# Card of the run"]
+    hub.commit("me/run", {"README.md": b"# Edited on the hub"})
+    again = f"push {tmp_path}/run me/run"
+    python(hub, tmp_path, COMMANDS, again, f"{again} --card {tmp_path}/own.md")
+    assert cards_of(hub, "me/run")[2:] == ["# Edited on the hub", "# Another card"]
+
+
+@pytest.mark.parametrize("name", zoo.names())
+def test_the_hub_takes_the_cards_of_the_zoo(hub, tmp_path, name) -> None:
+    text = zoo.card(name, zoo.entries()[name].model_dump())
+    model = from_pretrained("scenes-corrector")
+    save_pretrained(model, tmp_path / "saved", half=True, card=text)
+    answer = python(hub, tmp_path, PUSH_FOLDERS, f"{tmp_path}/saved", "me/m")
+    assert f"{hub.url}/me/m/commit/" in answer
+    assert cards_of(hub, "me/m") == [text]
+
+
+@pytest.mark.parametrize("tag", ["Apache-2.0", "other"])
+def test_a_card_with_a_license_that_the_hub_does_not_know_is_refused(hub, tmp_path, tag) -> None:
+    card = f"---\nlicense: {tag}\n---\n# A card\n"
+    model = from_pretrained("scenes-corrector")
+    save_pretrained(model, tmp_path / "saved", half=True, card=card)
+    answer = python(hub, tmp_path, PUSH_FOLDERS, f"{tmp_path}/saved", "me/m")
+    assert "me/m: could not be pushed (" in answer
+    assert '"license' in answer
+
+
 @pytest.mark.slow
 def test_a_push_that_the_hub_refuses_says_what_to_check(hub, tmp_path) -> None:
     hub.may_write = False
@@ -181,6 +292,36 @@ def test_a_push_that_the_hub_refuses_says_what_to_check(hub, tmp_path) -> None:
     assert "me/corrector: could not be pushed (" in answer
     assert "not allowed to write" in answer
     assert "hf auth login" in answer
+
+
+def test_python_programs_use_the_cache_that_the_variable_names(hub, model, tmp_path) -> None:
+    hub.commit("me/m", model)
+    python(hub, tmp_path, LOAD)
+    assert (tmp_path / "cache" / "pretrained" / "hub" / "me--m").is_dir()
+    assert not (tmp_path / "home" / ".cache" / "counterfoil").exists()
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "foils hf://me/m {picture} 'a red car'",
+        "evaluate-foils scenes-corrector --foils hf://me/m --data scenes --option images=[2,2,2]",
+        "train scenes/tags-dc-one-stage model.init_from=hf://me/m data.vocabulary={vocabulary} "
+        "data.options.images=[8,8,8] train.epochs=1 train.batch_size=8 evaluation.max_images=4 "
+        "--out {out}",
+    ],
+    ids=lambda command: command.split()[0],
+)
+def test_a_command_downloads_models_into_its_cache(hub, model, tmp_path, command) -> None:
+    hub.commit("me/m", model)
+    Image.new("RGB", (96, 96), "red").save(tmp_path / "red.png")
+    vocabulary = zoo.FOLDER / "scenes-corrector" / "vocabulary.json"
+    words = command.format(
+        picture=tmp_path / "red.png", vocabulary=vocabulary, out=tmp_path / "run"
+    )
+    python(hub, tmp_path, COMMANDS, f"{words} --cache {tmp_path}/mine")
+    assert (tmp_path / "mine" / "pretrained" / "hub" / "me--m").is_dir()
+    assert not (tmp_path / "home" / ".cache" / "counterfoil").exists()
 
 
 def test_without_the_package_the_extra_is_named(monkeypatch, tmp_path) -> None:

@@ -52,11 +52,30 @@ def test_a_card_says_all_that_the_registry_does(name) -> None:
         assert name in result.command
 
 
+@pytest.mark.parametrize(
+    ("terms", "tags"),
+    [
+        ({"license": "Apache-2.0"}, {"license": "apache-2.0"}),
+        ({"license": "other"}, {"license": "other", "license_name": "research-only"}),
+        (
+            {"license": "other", "license_name": "course-only"},
+            {"license": "other", "license_name": "course-only"},
+        ),
+    ],
+    ids=str,
+)
+def test_a_card_states_its_license_as_the_hub_wants_it(terms, tags) -> None:
+    described = zoo.entries()["scenes-naaf"].model_dump(exclude={"license_name"}) | terms
+    text = zoo.card("scenes-naaf", described)
+    front = yaml.safe_load(text.split("---\n")[1])
+    assert {key: front[key] for key in front if key.startswith("license")} == tags
+    assert f"- **License:** {terms['license']}. " in text
+
+
 def test_a_shipped_name_leads_to_its_folder(tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert zoo.resolve("scenes-naaf") == zoo.FOLDER / "scenes-naaf"
     assert zoo.is_pretrained("scenes-naaf")
-    assert zoo.is_read_only(zoo.resolve("scenes-naaf"))
 
 
 def test_a_folder_of_that_name_comes_first(tmp_path, monkeypatch) -> None:
@@ -142,6 +161,18 @@ def remote(own):
 
 def fetched(registry: Path, cache: Path) -> Path:
     return zoo.resolve("scenes-corrector", cache=cache, registry=registry)
+
+
+def test_the_cache_is_the_one_that_the_variable_names_at_the_call(
+    remote, tmp_path, monkeypatch
+) -> None:
+    _, registry = remote
+    monkeypatch.setenv("COUNTERFOIL_CACHE", str(tmp_path / "named"))
+    folder = zoo.resolve("scenes-corrector", registry=registry)
+    assert folder.is_relative_to(tmp_path / "named")
+    assert zoo.location("scenes-corrector", registry=registry) == "cached"
+    monkeypatch.setenv("COUNTERFOIL_CACHE", str(tmp_path / "another"))
+    assert zoo.location("scenes-corrector", registry=registry) == "to download"
 
 
 def test_a_registered_model_is_downloaded_once_and_loads(remote, tmp_path) -> None:

@@ -255,7 +255,7 @@ def open_content(
     elif index is not None:
         raise ConfigError(f"--index {index} without RUN; to serve it: counterfoil serve {index}")
     else:
-        content = open_zoo(device)
+        content = open_zoo(device, cache=cache)
     if explainer is not None:
         own = ServedModel(explainer.name, load_model(explainer, device))
         content = replace(content, models=(own, *content.models))
@@ -290,17 +290,17 @@ def _open_library(
     return Content(served, built, close=scratch.close)
 
 
-def open_zoo(device: str, registry: Path = zoo.REGISTRY) -> Content:
+def open_zoo(device: str, registry: Path = zoo.REGISTRY, cache: Path | None = None) -> Content:
     """The pretrained models that need no download; those that read the same fragments correct."""
     models: list[ServedModel] = []
     correctors: dict[str, Model] = {}
     missing: list[str] = []
     for name, entry in zoo.entries(registry).items():
-        if zoo.location(name, registry=registry) == "to download":
+        if zoo.location(name, cache=cache, registry=registry) == "to download":
             missing.append(f"{name} is not downloaded yet: counterfoil serve {name}")
             continue
         try:
-            model = load_model(zoo.resolve(name, registry=registry), device)
+            model = load_model(zoo.resolve(name, cache=cache, registry=registry), device)
             reads = model.reader.extractor.fingerprint()
         except MissingExtraError as error:
             missing.append(f"{name} is not served: {error}")

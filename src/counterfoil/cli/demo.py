@@ -227,9 +227,9 @@ def _content(demo: Demo, awaited: AwaitedAudit) -> Content:
     from counterfoil.core.zoo import resolve
 
     content = open_content(
-        resolve(demo.matcher),
+        resolve(demo.matcher, cache=demo.cache),
         index=demo.index_folder,
-        corrector=resolve(demo.corrector),
+        corrector=resolve(demo.corrector, cache=demo.cache),
         cache=demo.cache,
         progress=demo.progress,
     )

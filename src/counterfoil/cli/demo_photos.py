@@ -76,7 +76,9 @@ def demo_photos(
     """Prepare a folder of photos, then serve it on ``port``, or print the command that does."""
     if not folder.is_dir():
         raise DataError(f"{folder}: no such folder; name a folder of photos")
-    searching, explaining = (load_model(resolve(name)).eval() for name in (searcher, explainer))
+    searching, explaining = (
+        load_model(resolve(name, cache=cache)).eval() for name in (searcher, explainer)
+    )
     for model in (searching, explaining):
         model.reader.extractor.fingerprint()  # raises now if its weights are not installed
     library = read_library(folder, bars)
@@ -98,7 +100,13 @@ def demo_photos(
         return
     from counterfoil.cli.serve import serve
 
-    serve(out / "index", explainer=resolve(explainer), audit=audit, port=port, cache=cache)
+    serve(
+        out / "index",
+        explainer=resolve(explainer, cache=cache),
+        audit=audit,
+        port=port,
+        cache=cache,
+    )
 
 
 def read_library(folder: Path, bars: Progress) -> Library:

@@ -187,11 +187,11 @@ class Demo:
 
     @cached_property
     def model(self) -> Model:
-        return load_model(resolve(self.matcher), "cpu").eval()
+        return load_model(resolve(self.matcher, cache=self.cache), "cpu").eval()
 
     @cached_property
     def correcting_model(self) -> Model:
-        return load_model(resolve(self.corrector), "cpu").eval()
+        return load_model(resolve(self.corrector, cache=self.cache), "cpu").eval()
 
     @cached_property
     def split(self) -> Split:

@@ -97,7 +97,8 @@ def evaluate_foils(
     fluency = _fluency(lm, model, bars)
     reports = []
     for name in foils or ["rules"]:
-        source = str(run if name == OWN else resolve(name) if is_pretrained(name) else name)
+        named = resolve(name, cache=cache) if is_pretrained(name) else name
+        source = str(run if name == OWN else named)
         by_run = not is_rules(source) and Path(source).is_dir()
         theirs = data_choice.read(Path(source))[split] if by_run else pairs
         if list(theirs.ids) != list(pairs.ids) or theirs.texts != pairs.texts:

@@ -103,7 +103,7 @@ def foils(
       counterfoil train scenes/scan-t2i \\
         "objective={hardest: 1, foils: {weight: 0.5, source: foils.jsonl}}"
     """
-    request = _parse(list(what or []), method, data, out)
+    request = _parse(list(what or []), method, data, out, cache)
     if out is not None and out.exists() and not overwrite:
         raise ConfigError(f"{out}: already exists; replace it with --overwrite, or change --out")
     source = DataChoice(data, format, option, cache, quiet=as_json)
@@ -150,8 +150,10 @@ class _Request:
     caption: str | None = None
 
 
-def _parse(words: list[str], method: Method | None, data: str | None, out: Path | None) -> _Request:
-    run = _find_run(words[0]) if words else None
+def _parse(
+    words: list[str], method: Method | None, data: str | None, out: Path | None, cache: Path
+) -> _Request:
+    run = _find_run(words[0], cache) if words else None
     rest = words[1:] if run is not None else words
     method = method or ("model" if run is not None else "rules")
     if method == "model" and run is None:
@@ -177,9 +179,9 @@ def _parse(words: list[str], method: Method | None, data: str | None, out: Path 
     return _Request(method, run)
 
 
-def _find_run(word: str) -> Path | None:
+def _find_run(word: str, cache: Path) -> Path | None:
     """The folder of a run, a saved model or a pretrained one; None for a caption."""
-    folder = resolve(word) if is_pretrained(word) else Path(word)
+    folder = resolve(word, cache=cache) if is_pretrained(word) else Path(word)
     return folder if _is_model(folder) else None
 
 

@@ -12,8 +12,8 @@ from typer.core import TyperGroup
 import counterfoil.cli.options as opt
 from counterfoil.cli.inputs import DataChoice, check_index, check_inputs, open_index, parse_options
 from counterfoil.cli.output import print_json, print_line, print_table, progress
+from counterfoil.core.config import model_folder
 from counterfoil.core.errors import ConfigError
-from counterfoil.core.zoo import is_read_only
 
 if TYPE_CHECKING:
     from counterfoil.core.progress import Progress
@@ -55,7 +55,13 @@ def build(
     run: opt.Run,
     pairs: opt.Pairs = None,
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="Index folder to write. Default: RUN/index.")
+        Path | None,
+        typer.Option(
+            "--out",
+            "-o",
+            help="Index folder to write. Default: RUN/index; required for a saved or pretrained "
+            "model.",
+        ),
     ] = None,
     format: opt.Format = None,
     option: opt.SourceOptions = None,
@@ -124,8 +130,12 @@ def build(
         --out index
     """
     check_inputs([run, retriever], pairs, format)
-    if out is None and is_read_only(run):
-        raise ConfigError(f"{run.name}: a pretrained model; name the folder to write with --out")
+    target = out or run / "index"
+    if target.resolve().is_relative_to(model_folder(run).resolve()):
+        raise ConfigError(
+            f"{run}: a saved model, which would be refused with an index inside; name another "
+            "folder with --out"
+        )
     from counterfoil.search import SearchIndex
     from counterfoil.training.run_folder import load_model
 
@@ -134,7 +144,7 @@ def build(
     data = DataChoice(pairs, format, option, cache, quiet=as_json).read(run)
     splits = [data[name] for name in split] if split else list(data)
     index = SearchIndex.build(
-        out or run / "index",
+        target,
         load_model(run, device),
         backend=backend,
         backend_options=options | ({"api_key": api_key} if api_key else {}),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from counterfoil.core.storage.atomic import DEFAULT_CACHE
+from counterfoil.core.storage.atomic import CACHE_VARIABLE, DEFAULT_CACHE
 
 
 def between(least: float, most: float, above: bool = False) -> Callable[[float | None], Any]:
@@ -44,7 +43,7 @@ def find_models(context: typer.Context, value: Any) -> Any:
     from counterfoil.core.zoo import resolve
 
     # `Cache` is eager, so its value is there already; some commands do not have it
-    cache = context.params.get("cache") or os.environ.get("COUNTERFOIL_CACHE") or DEFAULT_CACHE
+    cache = context.params.get("cache")
     folders = [resolve(one, cache=cache, progress=progress()) for one in _listed(value)]
     return folders if isinstance(value, list) else folders[0]
 
@@ -97,7 +96,7 @@ Cache = Annotated[
     Path,
     typer.Option(
         "--cache",
-        envvar="COUNTERFOIL_CACHE",
+        envvar=CACHE_VARIABLE,
         is_eager=True,
         help="Folder for generated scenes, extracted features and downloaded models, reused by all "
         "commands.",

@@ -19,7 +19,10 @@ def push(
     name: Annotated[str, typer.Argument(help="Model on the hub to create or update: owner/name.")],
     card: Annotated[
         Path | None,
-        typer.Option(help="Markdown file to use as the model card. Default: a plain card."),
+        typer.Option(
+            help="Markdown file to use as the model card. Default: the card on the hub stays as "
+            "it is; a new model gets README.md of RUN, or a plain card."
+        ),
     ] = None,
     half: Annotated[
         bool, typer.Option("--half", help="Store weights in half precision, in half the space.")
@@ -55,7 +58,9 @@ def push(
 
     hub_library()  # refuses a missing extra before a model is loaded
     model = load_model(run, "cpu")
-    url = push_to_hub(model, name, card=text, half=half, private=private, message=message)
+    url = push_to_hub(
+        model, name, card=text, source=run, half=half, private=private, message=message
+    )
     if as_json:
         print_json({"model": f"hf://{name.removeprefix('hf://')}", "commit": url})
     else:

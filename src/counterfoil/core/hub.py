@@ -46,7 +46,7 @@ def hub_library() -> Any:
 def fetch_from_hub(address: str, cache: Path, progress: Progress) -> Path:
     """The folder of a model in the cache, downloaded if the hub has another version.
 
-    Without a network, the version that was downloaded last is used.
+    If the hub cannot be reached or fails, the version that was downloaded last is used.
     """
     parts = HUB_ADDRESS.fullmatch(address)
     assert parts is not None  # noqa: S101 - the caller has looked
@@ -60,11 +60,7 @@ def fetch_from_hub(address: str, cache: Path, progress: Progress) -> Path:
     try:
         info = hub.HfApi().model_info(repo, revision=revision, files_metadata=True)
     except Exception as error:  # the package raises errors of several HTTP libraries
-        commit = read_text(seen, 100).strip() if seen.is_file() else ""
-        if _says_no(hub, error) or not (folder / commit / SUMS).is_file():
-            raise _refusal(hub, error, address, folder) from None
-        progress.say(f"note: {address}: the hub cannot be reached; using the copy in {folder}")
-        return folder / commit
+        return _last_copy(hub, error, address, seen, progress)
     target = folder / str(info.sha)
     with locked_in_turn(folder / ".lock", f"downloading {address}", progress):
         if not target.is_dir():
@@ -75,9 +71,19 @@ def fetch_from_hub(address: str, cache: Path, progress: Progress) -> Path:
             except CheckpointError:
                 raise
             except Exception as error:
-                raise _refusal(hub, error, address, folder) from None
+                return _last_copy(hub, error, address, seen, progress)
         write_atomically(seen, target.name)
     return target
+
+
+def _last_copy(hub: Any, error: Exception, address: str, seen: Path, progress: Progress) -> Path:
+    """The version that was downloaded last, unless the hub refuses to give the model."""
+    folder = seen.parent
+    commit = read_text(seen, 100).strip() if seen.is_file() else ""
+    if _says_no(hub, error) or not (folder / commit / SUMS).is_file():
+        raise _refusal(hub, error, address, folder) from None
+    progress.say(f"note: {address}: the hub cannot be reached; using the copy in {folder}")
+    return folder / commit
 
 
 def _download(hub: Any, repo: str, target: Path, sizes: dict[str, int | None]) -> None:
@@ -122,9 +128,12 @@ def _check_size(repo: str, sizes: dict[str, int | None], names: list[str], limit
 
 
 def _says_no(hub: Any, error: Exception) -> bool:
-    """Whether the hub answered: no such model, no such revision, no access."""
-    answered = getattr(error, "response", None) is not None
-    return answered or isinstance(error, hub.errors.HFValidationError)
+    """Whether the hub answered: no such model, no such revision, no access.
+
+    Other errors, such as 429 (too many requests) and 503, are no answer about the model.
+    """
+    status = getattr(getattr(error, "response", None), "status_code", None)
+    return status in (401, 403, 404) or isinstance(error, hub.errors.HFValidationError)
 
 
 def _refusal(hub: Any, error: Exception, address: str, folder: Path) -> CheckpointError:
@@ -135,7 +144,7 @@ def _refusal(hub: Any, error: Exception, address: str, folder: Path) -> Checkpoi
             "private model log in with: hf auth login"
         )
     return CheckpointError(
-        f"{address}: the hub cannot be reached ({reason}); run it again with a network connection, "
-        f"or copy the model's folder from another machine and name that folder (downloads are kept "
-        f"in {folder})"
+        f"{address}: the hub cannot be reached ({reason}); run it again later with a network "
+        "connection, or copy the model's folder from another machine and name that folder "
+        f"(downloads are kept in {folder})"
     )

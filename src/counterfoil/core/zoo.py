@@ -24,7 +24,7 @@ from counterfoil.core.errors import CheckpointError, nearest
 from counterfoil.core.hub import HUB_ADDRESS, fetch_from_hub
 from counterfoil.core.progress import Progress, Silent
 from counterfoil.core.recipes import parse_yaml
-from counterfoil.core.storage.atomic import DEFAULT_CACHE
+from counterfoil.core.storage.atomic import default_cache
 from counterfoil.core.storage.checksums import MODEL_FILE
 from counterfoil.core.storage.download import DownloadError, fetch
 from counterfoil.core.storage.locks import locked_in_turn
@@ -61,6 +61,11 @@ class ZooEntry(Section):
     command: str = Field(description="the command that trained it")
     results: list[Result] = Field(min_length=1)
     license: str = Field(description="SPDX identifier, or 'other'")
+    license_name: str = Field(
+        "research-only",
+        pattern="^[a-z0-9]+([.-][a-z0-9]+)*$",
+        description="short name of the terms on the hub, if the license is 'other'",
+    )
     terms: str = Field(description="what the model may be used for")
     extra: str | None = Field(None, description="extra that reading images needs")
     url: str | None = Field(None, description="folder of the files; null: part of the package")
@@ -119,29 +124,25 @@ def is_pretrained(source: str | Path) -> bool:
     return str(source) in entries() or bool(HUB_ADDRESS.fullmatch(str(source)))
 
 
-def is_read_only(folder: Path) -> bool:
-    """Whether a folder is part of the package, where no command may write results."""
-    return folder.resolve().is_relative_to(FOLDER)
-
-
 def resolve(
     source: str | Path,
     *,
-    cache: str | Path = DEFAULT_CACHE,
+    cache: str | Path | None = None,
     registry: Path = REGISTRY,
     progress: Progress | None = None,
 ) -> Path:
     """The folder of a run, of a saved model, or of a pretrained model given by name.
 
     A folder comes first, then a name of the registry, then ``hf://owner/name``. What is not part of
-    the package is downloaded once into ``cache``. Other paths are returned as they are, whether or
-    not they exist.
+    the package is downloaded once into ``cache`` (None: `default_cache`). Other paths are returned
+    as they are, whether or not they exist.
     """
     path = Path(source)
     if os.path.lexists(path):
         return path
+    cache = Path(cache or default_cache())
     if HUB_ADDRESS.fullmatch(str(source)):
-        return fetch_from_hub(str(source), Path(cache) / "pretrained", progress or Silent())
+        return fetch_from_hub(str(source), cache / "pretrained", progress or Silent())
     if len(path.parts) != 1:
         return path
     entry = entries(registry).get(str(source))
@@ -152,20 +153,18 @@ def resolve(
         if missing := _missing(folder, entry):
             raise CheckpointError(f"{folder / missing[0]}: no such file; install the package again")
         return folder
-    return _download(str(source), entry, Path(cache), progress or Silent())
+    return _download(str(source), entry, cache, progress or Silent())
 
 
 Location = Literal["shipped", "cached", "to download"]
 
 
-def location(
-    name: str, *, cache: str | Path = DEFAULT_CACHE, registry: Path = REGISTRY
-) -> Location:
+def location(name: str, *, cache: str | Path | None = None, registry: Path = REGISTRY) -> Location:
     """Where the files of a registered model are; their content is not checked."""
     entry = entries(registry)[name]
     if entry.url is None:
         return "shipped"
-    folder = _cached(name, entry, Path(cache))
+    folder = _cached(name, entry, Path(cache or default_cache()))
     whole = all((folder / file).is_file() for file in entry.files)
     return "cached" if whole else "to download"
 
@@ -240,7 +239,7 @@ def _missing(folder: Path, entry: ZooEntry) -> list[str]:
 
 
 CARD_TEXT = """---
-license: {license}
+{license_tags}
 library_name: counterfoil
 tags: [image-text-matching]
 ---
@@ -271,7 +270,12 @@ def card(name: str, described: Mapping[str, Any]) -> str:
     rows = [
         f"| {one['name']} | {one['value']:g} | `{one['command']}` |" for one in described["results"]
     ]
-    return CARD_TEXT.format(**{**described, "name": name, "results": "\n".join(rows)})
+    tags = f"license: {described['license'].lower()}"  # the hub refuses upper case
+    if described["license"].lower() == "other":
+        default = ZooEntry.model_fields["license_name"].default
+        tags += f"\nlicense_name: {described.get('license_name', default)}"
+    made = {"name": name, "results": "\n".join(rows), "license_tags": tags}
+    return CARD_TEXT.format(**{**described, **made})
 
 
 def size_text(size: int) -> str:

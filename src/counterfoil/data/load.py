@@ -10,7 +10,7 @@ from typing import Any
 
 from counterfoil.core.errors import ConfigError, DataError, nearest
 from counterfoil.core.progress import Progress, Silent
-from counterfoil.core.storage.atomic import DEFAULT_CACHE
+from counterfoil.core.storage.atomic import default_cache
 from counterfoil.data.formats import Source, named_sources, sources
 from counterfoil.data.formats.assemble import assemble
 from counterfoil.data.pairs import Pairs, ProblemLog
@@ -65,7 +65,7 @@ def make_named(
 ) -> Pairs:
     """A data set of `named_sources`, made in ``cache_dir`` if needed."""
     _check_named(name, options)
-    folder = Path(cache_dir) if cache_dir is not None else DEFAULT_CACHE
+    folder = Path(cache_dir) if cache_dir is not None else default_cache()
     return named_sources[name](folder, progress=progress or Silent(), **options)
 
 

@@ -47,9 +47,9 @@ class WarmStart:
         return "; ".join(parts)
 
 
-def start_from(model: Model, folder: str | Path) -> WarmStart:
+def start_from(model: Model, folder: str | Path, cache: Path | None = None) -> WarmStart:
     """Load the weights of a run's best checkpoint, or of a saved model, into a new model."""
-    folder = zoo.resolve(folder)
+    folder = zoo.resolve(folder, cache=cache)
     other = from_pretrained(model_folder(folder))
     _check_fragments(model, other, folder)
     _check_words(model, other, folder)

@@ -18,7 +18,6 @@ from counterfoil.core.errors import CheckpointError, ConfigError, CounterfoilErr
 from counterfoil.core.progress import Progress, Silent
 from counterfoil.core.storage.atomic import write_atomically
 from counterfoil.core.tensors.device import choose_device
-from counterfoil.core.zoo import resolve
 from counterfoil.data.pairs import Pairs, Split
 from counterfoil.data.splits import (
     dev_note,
@@ -127,7 +126,7 @@ def execute(
     with locked_run(folder):
         started = resume and (folder / "last").exists()
         if config.model.init_from and not started:
-            _check_start(config.model.init_from)
+            _check_start(config.model.init_from, cache)
         if rank() == 0 and not resume:
             write_config(folder, config)
         pairs = _read_in_turn(config, cache, progress, read_dev_split(folder) if resume else None)
@@ -140,7 +139,10 @@ def execute(
         warning = _leakage_warning(config, pairs)
         if warning and rank() == 0:
             progress.say(warning)
-        model = from_pretrained(folder / "last") if started else new_model(config, pairs, progress)
+        if started:
+            model = from_pretrained(folder / "last")
+        else:
+            model = new_model(config, pairs, progress, cache)
         trainer = Trainer(model, pairs, config, folder, progress, should_stop, cache)
         on_training()
         result = trainer.run(resume=started)
@@ -149,7 +151,7 @@ def execute(
         on_trained()
         if rank() != 0:
             return FinishedRun(result, model, pairs)
-        return _conclude(config, folder, pairs, result, progress)
+        return _conclude(config, folder, pairs, result, progress, cache)
 
 
 def _say_skipped(pairs: Pairs, progress: Progress) -> None:
@@ -159,9 +161,9 @@ def _say_skipped(pairs: Pairs, progress: Progress) -> None:
         progress.say(f"left out of the data: {counts} (see: counterfoil data inspect)")
 
 
-def _check_start(source: str) -> None:
+def _check_start(source: str, cache: Path) -> None:
     """Refuse a missing run before any work is done."""
-    folder = zoo.resolve(source) if zoo.is_pretrained(source) else Path(source)
+    folder = zoo.resolve(source, cache=cache) if zoo.is_pretrained(source) else Path(source)
     if not folder.is_dir():
         raise CheckpointError(
             f"model.init_from: {folder}: no such run; train it first, name another one, or start "
@@ -170,7 +172,7 @@ def _check_start(source: str) -> None:
     model_folder(folder)
 
 
-def new_model(config: RunConfig, pairs: Pairs, progress: Progress) -> Model:
+def new_model(config: RunConfig, pairs: Pairs, progress: Progress, cache: Path) -> Model:
     """A new model of the config, with the weights of another run if it names one."""
     torch.manual_seed(config.seed)
     model = create_model(config.model, pairs.train, config.data)
@@ -179,12 +181,17 @@ def new_model(config: RunConfig, pairs: Pairs, progress: Progress) -> Model:
     for note in loading_notes(model):
         progress.say(f"warning: {note}")
     if config.model.init_from:
-        progress.say(start_from(model, config.model.init_from).note())
+        progress.say(start_from(model, config.model.init_from, cache).note())
     return model
 
 
 def _conclude(
-    config: RunConfig, folder: Path, pairs: Pairs, result: RunResult, progress: Progress
+    config: RunConfig,
+    folder: Path,
+    pairs: Pairs,
+    result: RunResult,
+    progress: Progress,
+    cache: Path,
 ) -> FinishedRun:
     settings = config.evaluation
     best = from_pretrained(folder / "best").to(choose_device(config.train.device))
@@ -220,7 +227,7 @@ def _conclude(
         notes.append(f"{warning[0].upper()}{warning[1:]}.")
     if twins := report.warning():
         notes.append(f"{twins[0].upper()}{twins[1:]}.")
-    sections = forgetting_section(config, folder, best, judged, progress)
+    sections = forgetting_section(config, folder, best, judged, progress, cache)
     page = write_report(folder, config, report, judged, gallery, notes, sections)
     shared = shared_ids(config, pairs)
     result = replace(result, folder=folder)
@@ -228,7 +235,12 @@ def _conclude(
 
 
 def forgetting_section(
-    config: RunConfig, folder: Path, best: Model, split: Split, progress: Progress
+    config: RunConfig,
+    folder: Path,
+    best: Model,
+    split: Split,
+    progress: Progress,
+    cache: Path | None = None,
 ) -> list[Section]:
     """What a fine-tuned run gained and lost against its start; nothing without a start."""
     if not config.model.init_from:
@@ -236,7 +248,7 @@ def forgetting_section(
     start = Path(config.model.init_from)  # a folder, or the name of a pretrained model
     names, resamples = (start.name, folder.name), config.evaluation.bootstrap
     try:  # the start may be gone since the run began; a finished run must not fail by that
-        before = from_pretrained(model_folder(resolve(start))).to(best.device)
+        before = from_pretrained(model_folder(zoo.resolve(start, cache=cache))).to(best.device)
         report = compare_with_start(
             before,
             best,

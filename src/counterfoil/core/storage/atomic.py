@@ -29,13 +29,19 @@ from counterfoil.core.storage.locks import LOCK, Holder, Lock, locked_target
 _NO_SYNC = {errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.EBADF, errno.EACCES, errno.EPERM}
 
 DEFAULT_CACHE = Path.home() / ".cache" / "counterfoil"
-"""Default folder of generated scenes and cached features."""
+"""Default folder of generated scenes, cached features and downloaded models."""
+CACHE_VARIABLE = "COUNTERFOIL_CACHE"
 
 SYNC_ALL_FROM = 500
 """Number of files above which one ``sync`` of everything is faster."""
 
 ADVICE = "wait for it, or name another folder"
 _DISK_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+
+
+def default_cache() -> Path:
+    """The folder that COUNTERFOIL_CACHE names at the time of the call, or `DEFAULT_CACHE`."""
+    return Path(os.environ.get(CACHE_VARIABLE) or DEFAULT_CACHE)
 
 
 def write_atomically(path: Path, data: str | bytes) -> None:
