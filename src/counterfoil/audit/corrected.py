@@ -122,7 +122,7 @@ def export_corrected(
     originals += [copy.path for copy in result.copies] if layout != TABLE else []
     diff = out / FOLDER_DIFF if _is_folder(out, result.copies) else out.with_name(out.name + DIFF)
     for target in (*targets, diff):
-        _refuse_target(target, originals, source, overwrite)
+        _refuse_target(target, folder, originals, source, overwrite)
     diffs = []
     with locked_target(out, "exporting there"):
         for target, copy in zip(targets, result.copies, strict=True):
@@ -248,12 +248,18 @@ def _targets(out: Path, copies: Sequence[TextCopy]) -> list[Path]:
 
 
 def _refuse_target(
-    target: Path, originals: Sequence[Path], source: DataSource | None, overwrite: bool
+    target: Path,
+    folder: Path,
+    originals: Sequence[Path],
+    source: DataSource | None,
+    overwrite: bool,
 ) -> None:
     if not target.exists():
         return
     data = Path(source.path).resolve() if source is not None else None
     inside = data is not None and data.is_dir() and target.resolve().is_relative_to(data)
+    # the report may be in the folder of the data; what was exported into it is no data
+    inside = inside and not target.resolve().is_relative_to(folder.resolve())
     if inside or any(target.samefile(original) for original in originals):
         raise ConfigError(
             f"{target}: is a file of the data or of the audit, which are never changed; name "
