@@ -78,7 +78,7 @@ $(BIN)/python:
 	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 10) else "Counterfoil needs Python 3.10 or later, this is " + sys.version)'
 	$(PYTHON) -m venv $(VENV)
 
-$(VENV)/.demo: EXTRAS := app
+$(VENV)/.demo: EXTRAS := app,vision
 $(VENV)/.demo: $(BIN)/python pyproject.toml constraints.txt
 	$(install)
 

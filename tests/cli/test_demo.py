@@ -15,7 +15,7 @@ import pytest
 from counterfoil.app.connections import Limits
 from counterfoil.app.content import Audit, AwaitedAudit, open_content
 from counterfoil.app.images import Library
-from counterfoil.cli.demo import _content, _new_demo, _show_message
+from counterfoil.cli.demo import _content, _new_demo, _show_message, _training_line
 from counterfoil.cli.demo_background import AUDIT, Background, Failure
 from counterfoil.cli.demo_stages import AuditResult, Demo, _make_room
 from counterfoil.cli.signals import StopSignals
@@ -48,6 +48,18 @@ def copied(small, tmp_path) -> Path:
 
 def same_demo(folder: Path, cache: Path) -> Demo:
     return _new_demo(folder, 30, 50, 1, cache, Silent())
+
+
+@pytest.mark.parametrize(
+    ("scenes", "train_scenes", "epochs", "quick"),
+    [(500, 800, 3, True), (500, 800, 4, False), (500, 900, 3, False), (9000, 800, 1, False)],
+)
+def test_a_time_is_stated_only_for_the_numbers_it_was_measured_with(
+    scenes, train_scenes, epochs, quick, tmp_path
+) -> None:
+    demo = _new_demo(tmp_path / "d", scenes, train_scenes, epochs, tmp_path, Silent())
+    assert ("2 minutes" in _training_line(demo)) is quick
+    assert ("1 epochs" in _training_line(demo)) is False
 
 
 def test_without_a_terminal_both_tables_are_printed_beside_chance(small) -> None:

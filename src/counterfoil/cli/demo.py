@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from hashlib import sha256
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
 DEMO_FOLDER = Path("runs/demo")
 MATCHER, CORRECTOR = "scenes-naaf", "scenes-corrector"
-DEV_SCENES = 100
+TRAIN_SCENES, DEV_SCENES, TEST_SCENES, EPOCHS = 800, 100, 500, 3
 HOST = "127.0.0.1"
 
 SMALL_MODEL: dict[str, Any] = {
@@ -47,6 +48,7 @@ SMALL_MODEL: dict[str, Any] = {
 
 
 def demo(
+    context: typer.Context,
     photos: Annotated[
         Path | None,
         typer.Argument(
@@ -61,14 +63,18 @@ def demo(
             "--out",
             "-o",
             help=f"Folder to write: the run of the small model, with -audit and -index beside it. "
-            f"Default: {DEMO_FOLDER}; for photos, {DEMO_FOLDER}-NAME.",
+            f"Default: {DEMO_FOLDER}; for photos, {DEMO_FOLDER}-NAME-HASH.",
         ),
     ] = None,
-    scenes: Annotated[int, typer.Option(min=20, help="Test scenes to draw and search.")] = 500,
+    scenes: Annotated[
+        int, typer.Option(min=20, help="Test scenes to draw and search.")
+    ] = TEST_SCENES,
     train_scenes: Annotated[
         int, typer.Option(min=50, help="Scenes on which the small model is trained.")
-    ] = 800,
-    epochs: Annotated[int, typer.Option(min=1, help="Training epochs of the small model.")] = 3,
+    ] = TRAIN_SCENES,
+    epochs: Annotated[
+        int, typer.Option(min=1, help="Training epochs of the small model.")
+    ] = EPOCHS,
     serve: Annotated[
         bool, typer.Option(help="Serve the web page (only if run in a terminal).")
     ] = True,
@@ -99,10 +105,10 @@ def demo(
     page_port = port if serve and not as_json and _can_serve() else None
     try:
         if photos is not None:
+            _refuse_scene_options(context)
             from counterfoil.cli.demo_photos import demo_photos
 
-            folder = out or DEMO_FOLDER.with_name(f"demo-{photos.resolve().name or 'photos'}")
-            demo_photos(photos, folder, cache, bars, page_port, as_json)
+            demo_photos(photos, out or _library_folder(photos), cache, bars, page_port, as_json)
             return
         with _scenes_prepared(scenes, cache, bars):
             own = _new_demo(out or DEMO_FOLDER, scenes, train_scenes, epochs, cache, bars)
@@ -115,6 +121,25 @@ def demo(
     except KeyboardInterrupt:
         bars.say("interrupted; repeat the command to continue")
         raise typer.Exit(ENDED_BY[signal.SIGINT]) from None
+
+
+def _refuse_scene_options(context: typer.Context) -> None:
+    from counterfoil.core.errors import ConfigError
+
+    for name in ("scenes", "train_scenes", "epochs"):
+        source = context.get_parameter_source(name)
+        if source is not None and source.name != "DEFAULT":
+            option = f"--{name.replace('_', '-')}"
+            raise ConfigError(
+                f"{option}: only for generated scenes; leave out either {option} or PHOTOS"
+            )
+
+
+def _library_folder(photos: Path) -> Path:
+    """Where the library of a folder is written; the hash separates folders of one name."""
+    path = photos.resolve()
+    digest = sha256(os.fsencode(path)).hexdigest()[:8]
+    return DEMO_FOLDER.with_name(f"demo-{path.name or 'photos'}-{digest}")
 
 
 @contextmanager
@@ -301,11 +326,12 @@ def _show_audit(result: AuditResult, demo: Demo) -> None:
 
 
 def _training_line(demo: Demo) -> str:
-    scenes, epochs = demo.config.data.options["images"][0], demo.config.train.epochs
-    return (
-        f"a small NAAF trains from nothing on {scenes:,} scenes, {epochs} epochs: "
-        "less than 2 minutes on two cores"
-    )
+    (scenes, _, tested), epochs = demo.config.data.options["images"], demo.config.train.epochs
+    passes = "1 epoch" if epochs == 1 else f"{epochs:,} epochs"
+    # the time was measured with the default numbers
+    quick = scenes <= TRAIN_SCENES and tested <= TEST_SCENES and epochs <= EPOCHS
+    time = ": less than 2 minutes on two cores" if quick else ""
+    return f"a small NAAF trains from nothing on {scenes:,} scenes, {passes}{time}"
 
 
 def _show_trained(report: RetrievalReport, demo: Demo) -> None:

@@ -5,22 +5,25 @@ from __future__ import annotations
 import os
 import shlex
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from counterfoil.audit import audit_split
+from counterfoil.audit import DataSource, audit_split
 from counterfoil.audit import write_report as write_audit
+from counterfoil.cli.demo import DEMO_FOLDER
 from counterfoil.cli.output import print_json, print_line
-from counterfoil.core.errors import DataError
+from counterfoil.core.errors import CounterfoilError, DataError
 from counterfoil.core.progress import Progress
 from counterfoil.core.storage.locks import locked_folder
 from counterfoil.core.zoo import resolve
 from counterfoil.data.formats import sources
+from counterfoil.data.formats.assemble import assemble
+from counterfoil.data.formats.rewrite import caption_files
 from counterfoil.data.images import FileImage
-from counterfoil.data.load import load_pairs
-from counterfoil.data.pairs import Pairs, Problem, Split
+from counterfoil.data.load import open_source
+from counterfoil.data.pairs import Pairs, Problem, ProblemLog, Split
 from counterfoil.features import with_fragments
 from counterfoil.features.build import is_photo, read_photos
 from counterfoil.models import Model
@@ -43,14 +46,35 @@ ADVICE = "wait for it, or choose another --out"
 
 
 @dataclass(frozen=True)
-class Library:
-    """The photos of a folder; ``captions`` is the file that their captions are from.
+class Captions:
+    """The captions of a data set beside the photos; ``files`` are those that have them."""
 
-    ``skipped`` counts files that are neither photos nor captions, by suffix.
-    """
+    path: Path
+    pairs: Pairs
+    files: tuple[Path, ...]
+
+    def items(self) -> Iterator[tuple[str, str, Sequence[str]]]:
+        """(real path of the photo, its id in the data set, its captions)."""
+        for split in self.pairs:
+            for image, ref, texts in zip(
+                split.ids, split.pixels or (), split.captions, strict=False
+            ):
+                if isinstance(ref, FileImage):
+                    yield os.path.realpath(ref.path), image, texts
+
+    def by_photo(self) -> dict[str, list[str]]:
+        texts: dict[str, list[str]] = {}
+        for path, _, captions in self.items():
+            texts.setdefault(path, []).extend(captions)
+        return texts
+
+
+@dataclass(frozen=True)
+class Library:
+    """The photos of a folder; ``skipped`` counts files that are not used, by suffix."""
 
     pairs: Pairs
-    captions: Path | None
+    captions: Captions | None
     skipped: dict[str, int]
 
     @property
@@ -60,6 +84,19 @@ class Library:
     @property
     def unreadable(self) -> list[Problem]:
         return [one for one in self.pairs.problems if one.kind == "unreadable-image"]
+
+    def captioned(self) -> Split:
+        """The photos with captions, by their ids in the captions' data set: an export needs them.
+
+        Of several photos with one id, the first.
+        """
+        row_of = {path: row for row, path in enumerate(_paths(self.split))}
+        items: dict[str, tuple[int, Sequence[str]]] = {}
+        for path, image, texts in self.captions.items() if self.captions else ():
+            if path in row_of:
+                items.setdefault(image, (row_of[path], texts))
+        photos = self.split.select([row for row, _ in items.values()])
+        return replace(photos, ids=list(items), captions=[texts for _, texts in items.values()])
 
 
 def demo_photos(
@@ -81,14 +118,18 @@ def demo_photos(
     )
     for model in (searching, explaining):
         model.reader.extractor.fingerprint()  # raises now if its weights are not installed
-    library = read_library(folder, bars)
+    library = read_library(folder, bars, own_folders=(out / "index", out / "audit", cache))
     with locked_folder(out, "preparing photos there", ADVICE):
         readable = _with_features(library, searching, cache, bars)
         SearchIndex.build(
             out / "index", searching, readable.split, overwrite=True, progress=bars
         ).close()
-        audited = _with_features(library, explaining, cache, bars)
-        audit = _audit(explaining, explainer, audited, out / "audit", bars)
+        explained = _with_features(library, explaining, cache, bars)
+        try:
+            audit = _audit(explaining, explainer, explained, out / "audit", bars)
+        except DataError as error:  # such as captions in a language that the model cannot read
+            bars.say(f"warning: captions not audited: {error}")
+            audit = None
     options = ["--explainer", explainer, *(["--audit", str(audit)] if audit else [])]
     command = shlex.join(["counterfoil", "serve", str(out / "index"), *options])
     if as_json:
@@ -109,43 +150,69 @@ def demo_photos(
     )
 
 
-def read_library(folder: Path, bars: Progress) -> Library:
-    """All photos in a folder and below it, with the captions that a file beside them has."""
-    photos = read_photos(folder, SPLIT)
-    texts, captions = _read_captions(folder, bars)
-    split = photos.splits[SPLIT]
-    known = [
-        texts.get(_real(ref.path), []) for ref in split.pixels or () if isinstance(ref, FileImage)
-    ]
-    photos = replace(photos, splits={SPLIT: replace(split, captions=known)})
-    return Library(photos, captions, _skipped(folder, captions))
+def read_library(folder: Path, bars: Progress, own_folders: Sequence[Path] = ()) -> Library:
+    """All photos in a folder and below it, with the captions that a file beside them has.
 
-
-def _read_captions(folder: Path, bars: Progress) -> tuple[dict[str, list[str]], Path | None]:
-    """Captions by the real path of their photo, and their file or folder.
-
-    If none can be used, the reasons are reported.
+    ``own_folders`` are written by the demo: what is in them is no part of the library.
     """
+    root = Path(os.path.realpath(folder))
+    own = {path for path in map(os.path.realpath, own_folders) if root in Path(path).parents}
+    photos = read_photos(folder, SPLIT)
+    split = photos.splits[SPLIT]
+    rows = [row for row, path in enumerate(_paths(split)) if not _is_below(path, own)]
+    if not rows:
+        raise DataError(f"{folder}: no images but those that Counterfoil made; name another folder")
+    split = split.select(rows)
+    captions = _read_captions(folder, bars)
+    texts = captions.by_photo() if captions else {}
+    split = replace(split, captions=[texts.get(path, []) for path in _paths(split)])
+    used = captions.files if captions else ()
+    return Library(replace(photos, splits={SPLIT: split}), captions, _skipped(folder, used, own))
+
+
+def _paths(split: Split) -> list[str]:
+    """The real paths of the photos of a library."""
+    return [os.path.realpath(ref.path) for ref in split.pixels or () if isinstance(ref, FileImage)]
+
+
+def _is_below(path: str, folders: Collection[str]) -> bool:
+    return any(Path(path).is_relative_to(folder) for folder in folders)
+
+
+def _read_captions(folder: Path, bars: Progress) -> Captions | None:
+    """The captions of the first file or folder that has some; reports why others are not used."""
     reasons: dict[Path, str] = {}
+    used: Captions | None = None
     for path in _caption_sources(folder):
+        if used is not None:
+            if path not in used.files:
+                names = ", ".join(file.name for file in used.files)
+                reasons[path] = f"the captions are from {names}"
+            continue
         try:
-            pairs = load_pairs(path)
-        except DataError as error:
+            captions = _open_captions(path)
+        except CounterfoilError as error:  # also a missing extra: photos need no captions
             reasons[path] = " ".join(str(error).split())[:MAX_REASON]
             continue
-        texts: dict[str, list[str]] = {}
-        for split in pairs:
-            for ref, captions in zip(split.pixels or (), split.captions, strict=False):
-                if isinstance(ref, FileImage):
-                    texts.setdefault(_real(ref.path), []).extend(captions)
-        if any(texts.values()):
-            return texts, path
-        reasons[path] = "it has no captions of these photos"
-    if len(reasons) > 1:
+        if any(captions.by_photo().values()):
+            used = captions
+        else:
+            reasons[path] = "it has no captions of these photos"
+    if used is not None or len(reasons) > 1:
         reasons.pop(folder, None)  # which failed for the same reason as the files in it
-    for path, reason in reasons.items():
+    for path, reason in list(reasons.items())[:MAX_NAMED]:
         bars.say(f"warning: {path}: not used as captions: {reason}")
-    return {}, None
+    if len(reasons) > MAX_NAMED:
+        bars.say(f"warning: … and {len(reasons) - MAX_NAMED:,} more files not used as captions")
+    return used
+
+
+def _open_captions(path: Path) -> Captions:
+    log = ProblemLog()
+    draft = open_source(path, None, {}, log).read(path, log)
+    pairs = assemble(draft, log, drop=True)
+    log.refuse_fatal()
+    return Captions(path, pairs, tuple(caption_files(draft)))
 
 
 def _caption_sources(folder: Path) -> Iterable[Path]:
@@ -156,19 +223,26 @@ def _caption_sources(folder: Path) -> Iterable[Path]:
             yield path
 
 
-def _skipped(folder: Path, captions: Path | None) -> dict[str, int]:
-    """Numbers of files that are not photos, by suffix; hidden files do not count."""
-    names = (
-        name
-        for parent, _, names in os.walk(folder)
-        for name in names
-        if not name.startswith(".") and not is_photo(name) and Path(parent) / name != captions
-    )
-    return dict(Counter(Path(name).suffix.lower() or "no suffix" for name in names).most_common())
+def _skipped(folder: Path, used: Collection[Path], own: Collection[str]) -> dict[str, int]:
+    """Numbers of files that are neither photos nor used captions, by suffix.
 
-
-def _real(path: Path) -> str:
-    return os.path.realpath(path)
+    Hidden files do not count, nor those that commands have written into a folder of runs.
+    """
+    own = {*own, os.path.realpath(DEMO_FOLDER.parent)}
+    known = {os.path.realpath(path) for path in used}
+    counts: Counter[str] = Counter()
+    for parent, folders, names in os.walk(folder):
+        folders[:] = [
+            name for name in folders if os.path.realpath(os.path.join(parent, name)) not in own
+        ]
+        counts.update(
+            Path(name).suffix.lower() or "no suffix"
+            for name in names
+            if not name.startswith(".")
+            and not is_photo(name)
+            and os.path.realpath(os.path.join(parent, name)) not in known
+        )
+    return dict(counts.most_common())
 
 
 def _with_features(library: Library, model: Model, cache: Path, bars: Progress) -> Library:
@@ -177,23 +251,26 @@ def _with_features(library: Library, model: Model, cache: Path, bars: Progress) 
 
 
 def _audit(model: Model, name: str, library: Library, out: Path, bars: Progress) -> Path | None:
-    """Audit the captions of the first photos that have some; None if fewer than two have."""
-    split = library.split
-    captioned = [row for row, texts in enumerate(split.captions) if any(map(str.strip, texts))]
-    if len(captioned) < 2:
+    """Audit the captions of the first photos that have some; None if there are no captions."""
+    if library.captions is None:
         return None
-    chosen = split.select(captioned[:MAX_AUDITED])
+    captioned, source = library.captioned(), library.captions.path.resolve()
+    if len(captioned) < 2:
+        raise DataError("an audit compares photos; two or more with captions are needed")
+    chosen = captioned.select(range(min(MAX_AUDITED, len(captioned))))
     notes = []
     if len(captioned) > len(chosen):
+        command = ["counterfoil", "audit", name, str(source), "--out", str(out)]
         notes.append(
             f"The captions of {len(chosen)} of {len(captioned)} photos were audited. For all: "
-            f"counterfoil audit {name} {library.captions} --out {out}"
+            + shlex.join(command)
         )
     audit = audit_split(model, chosen, progress=bars)
     about = {"run": name, "model": model.spec.name, "data": library.pairs.name}
     with locked_folder(out, "writing an audit there", ADVICE):
         title = f"{library.pairs.name}, read by {name}"
-        write_audit(out, title, [audit], about, notes=notes)
+        data = DataSource(str(source), None, {}).as_dict()
+        write_audit(out, title, [audit], about, notes=notes, source=data)
     for note in notes:
         bars.say(note)
     return out
@@ -204,7 +281,7 @@ def _summary(library: Library) -> dict[str, Any]:
     return {
         "photos": len(split),
         "captions": len(split.texts),
-        "captions_from": str(library.captions) if library.captions else None,
+        "captions_from": str(library.captions.path) if library.captions else None,
         "unreadable": [str(one) for one in library.unreadable],
         "skipped": library.skipped,
     }
@@ -212,7 +289,10 @@ def _summary(library: Library) -> dict[str, Any]:
 
 def _show(library: Library, folder: Path) -> None:
     split, unreadable = library.split, library.unreadable
-    texts = f"{len(split.texts):,} captions" if library.captions else "no captions"
+    texts = "no captions"
+    if library.captions:
+        files = ", ".join(file.name for file in library.captions.files)
+        texts = f"{len(split.texts):,} captions from {files}"
     print_line(f"{folder}: {len(split):,} photos, {texts}")
     if unreadable:
         print_line(f"unreadable photos, left out: {len(unreadable):,}", style="yellow")
