@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from hypothesis import given
@@ -10,6 +12,7 @@ from torch import Tensor
 
 from counterfoil.core.errors import ConfigError
 from counterfoil.encoders import Encoded
+from counterfoil.evaluation.foils.scores import encode_sentences
 from counterfoil.objectives.ce_clip import CECLIP, intra_modal_loss, rank_loss, text_vectors
 from counterfoil.objectives.negclip import NegCLIP
 from tests.conftest import make_split
@@ -81,6 +84,13 @@ def split(tmp_path_factory):
     return make_split(tmp_path_factory.mktemp("ce"), "train", 24, seed=0)
 
 
+@torch.no_grad()
+def similarity(model, one: str, two: str) -> float:
+    """Cosine of two texts, each encoded alone."""
+    vectors = [text_vectors(model.encode_texts(encode_sentences(model, [t]))) for t in (one, two)]
+    return float((vectors[0] * vectors[1]).sum())
+
+
 @pytest.mark.parametrize("name", ["vse-fc", "scan-t2i"])
 def test_the_loss_of_a_batch_has_all_three_terms_and_moves_the_threshold(
     split, tmp_path, name
@@ -90,17 +100,20 @@ def test_the_loss_of_a_batch_has_all_three_terms_and_moves_the_threshold(
     objective = CECLIP(source=source, count=2, intra=2.0, rank=3.0, max_threshold=50.0)
     objective.threshold.fill_(1.5)
     loss, report, batch, brought = one_step(objective, split, model)
-    gaps = []
+    gaps, intra = [], []
     for caption in batch.caption_ids.tolist():
         image = int(split.image_of[caption])
         positive = score(model, split, image, split.texts[caption])
         gaps += [
             (positive - score(model, split, image, foil)) / 0.07 for foil in brought[caption].texts
         ]
+        own = [similarity(model, split.texts[caption], foil) for foil in brought[caption].texts]
+        intra += [math.log1p(sum(math.exp((s - positive) / 0.07) for s in own))] if own else []
+    contrast = sum(intra) / len(intra)
+    assert float(report["ce-clip/intra"]) == pytest.approx(contrast, rel=1e-3)
     rank = sum(max(0.0, 1.5 - gap) for gap in gaps) / len(gaps)
     assert float(report["ce-clip/rank"]) == pytest.approx(rank, rel=1e-3)
-    total = plain + 2 * report["ce-clip/intra"] + 3 * report["ce-clip/rank"]
-    assert loss.item() == pytest.approx(total.item(), rel=1e-5)
+    assert loss.item() == pytest.approx(plain.item() + 2 * contrast + 3 * rank, rel=1e-3)
     expected = min(50.0, sum(gaps) / len(gaps))
     assert objective.threshold.item() == pytest.approx(expected, abs=1e-3)
     assert "threshold" in objective.state_dict()
@@ -108,8 +121,13 @@ def test_the_loss_of_a_batch_has_all_three_terms_and_moves_the_threshold(
 
 def test_the_threshold_is_capped(split, tmp_path) -> None:
     source = write_foils(tmp_path / "foils.jsonl", split)
-    objective = CECLIP(source=source, max_threshold=0.0)
-    one_step(objective, split, small_model(split, "vse-fc"))
-    assert objective.threshold.item() <= 0
+    model = small_model(split, "vse-fc")
+    free = CECLIP(source=source, count=1, max_threshold=50.0)
+    one_step(free, split, model, size=20)
+    gap = free.threshold.item()
+    assert gap > 0  # or the cap below could not act
+    capped = CECLIP(source=source, count=1, max_threshold=gap / 2)
+    one_step(capped, split, model, size=20)
+    assert capped.threshold.item() == pytest.approx(gap / 2)
     with pytest.raises(ConfigError, match="max_threshold"):
         CECLIP(max_threshold=-1.0)

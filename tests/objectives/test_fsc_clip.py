@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from hypothesis import given
@@ -10,12 +12,14 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from counterfoil.core.errors import ConfigError
+from counterfoil.data.batches.collate import pad_fragments
 from counterfoil.encoders import Encoded
+from counterfoil.evaluation.foils.scores import encode_sentences
 from counterfoil.objectives import create_objective
 from counterfoil.objectives.fsc_clip import FSCCLIP, calibrated_loss, local_scores
 from tests.conftest import make_split
 from tests.objectives.cases import check_gradients
-from tests.objectives.live import one_step, small_model
+from tests.objectives.live import one_step, score, small_model
 from tests.objectives.test_ce_clip import PAIRS, tensors
 from tests.objectives.test_negclip import write_foils
 
@@ -105,6 +109,25 @@ def split(tmp_path_factory):
     return make_split(tmp_path_factory.mktemp("fsc"), "train", 24, seed=0)
 
 
+def focal(logits: list[float], focus: float = 2.0, smoothing: float = 0.02) -> float:
+    """The calibrated loss of one caption, the first, among its foils."""
+    total, loss = sum(math.exp(x) for x in logits), 0.0
+    for place, logit in enumerate(logits):
+        p = math.exp(logit) / total
+        label = smoothing / len(logits) + (1 - smoothing if place == 0 else 0)
+        loss -= label * (1 - p) ** focus * math.log(p)
+    return loss
+
+
+@torch.no_grad()
+def local_logit(model, split, image: int, text: str) -> float:
+    """The local logit of one image and one text, each encoded alone."""
+    pixels = pad_fragments([split.fragments.read(image)])
+    texts = model.encode_texts(encode_sentences(model, [text]), "both")
+    images = model.encode_images(pixels, "both")
+    return float(local_scores(images, texts, torch.tensor(1 / 0.07)))
+
+
 def test_the_loss_of_a_batch_adds_the_calibrated_terms_to_infonce(split, tmp_path) -> None:
     model, source = small_model(split, "vse-infty"), write_foils(tmp_path / "f.jsonl", split)
     plain = dict(create_objective("infonce").each())["infonce"]
@@ -112,9 +135,18 @@ def test_the_loss_of_a_batch_adds_the_calibrated_terms_to_infonce(split, tmp_pat
         "counterfoil.data.batches.dataset", fromlist=["ExtraItems"]).ExtraItems()})()  # fmt: skip
     alone, *_ = one_step(plain, split, model)
     objective = FSCCLIP(source=source, count=2, whole=2.0, local=3.0)
-    loss, report, *_ = one_step(objective, split, model)
-    total = alone + 2 * report["fsc-clip/whole"] + 3 * report["fsc-clip/local"]
-    assert loss.item() == pytest.approx(total.item(), rel=1e-5)
+    loss, report, batch, brought = one_step(objective, split, model)
+    whole, local = [], []
+    for caption in batch.caption_ids.tolist():
+        image, texts = int(split.image_of[caption]), [split.texts[caption], *brought[caption].texts]
+        if len(texts) > 1:
+            whole.append(focal([score(model, split, image, text) / 0.07 for text in texts]))
+            local.append(focal([local_logit(model, split, image, text) for text in texts]))
+    means = sum(whole) / len(whole), sum(local) / len(local)
+    assert float(report["fsc-clip/whole"]) == pytest.approx(means[0], rel=1e-3)
+    assert float(report["fsc-clip/local"]) == pytest.approx(means[1], rel=1e-3)
+    total = alone.item() + 2 * means[0] + 3 * means[1]
+    assert loss.item() == pytest.approx(total, rel=1e-3)
     without, report, *_ = one_step(FSCCLIP(source=source, count=2, local=0.0), split, model)
     assert "fsc-clip/local" not in report
     assert without.item() == pytest.approx(
