@@ -118,11 +118,7 @@ def evaluate(
     ] = False,
     start: Annotated[
         Path | None,
-        typer.Option(
-            "--start",
-            callback=opt.find_models,
-            help="Model to compare with. Default: the run's model.init_from.",
-        ),
+        typer.Option(callback=opt.find_models, help="Compare with this one, not model.init_from."),
     ] = None,
     classes: Annotated[
         Path | None,
