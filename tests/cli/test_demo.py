@@ -285,5 +285,6 @@ def test_make_shows_the_progress_of_pip_and_passes_arguments_on() -> None:
         return subprocess.run(asked, cwd=ROOT, capture_output=True, text=True, check=True).stdout
 
     assert "pip --disable-pip-version-check install" in commands()
+    assert '".[app,vision]"' in commands()
     assert commands().rstrip().endswith("counterfoil demo")
     assert commands("ARGS=my-photos/").rstrip().endswith("counterfoil demo my-photos/")

@@ -12,7 +12,6 @@ from typing import Any
 
 from counterfoil.audit import DataSource, audit_split
 from counterfoil.audit import write_report as write_audit
-from counterfoil.cli.demo import DEMO_FOLDER
 from counterfoil.cli.output import print_json, print_line
 from counterfoil.core.errors import CounterfoilError, DataError
 from counterfoil.core.progress import Progress
@@ -32,6 +31,9 @@ from counterfoil.training.run_folder import load_model
 
 SEARCHER, EXPLAINER = "photos-vse", "photos-naaf"
 SPLIT = "photos"
+
+RUNS = Path("runs")
+"""Where commands write by default; what is in it is not counted as skipped."""
 
 MAX_AUDITED = 400
 """Most photos whose captions are audited; the time grows with the square of their number."""
@@ -228,7 +230,7 @@ def _skipped(folder: Path, used: Collection[Path], own: Collection[str]) -> dict
 
     Hidden files do not count, nor those that commands have written into a folder of runs.
     """
-    own = {*own, os.path.realpath(DEMO_FOLDER.parent)}
+    own = {*own, os.path.realpath(RUNS)}
     known = {os.path.realpath(path) for path in used}
     counts: Counter[str] = Counter()
     for parent, folders, names in os.walk(folder):
