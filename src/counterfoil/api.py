@@ -102,7 +102,7 @@ def list_objectives(pattern: str = "*") -> list[str]:
     """Names of objectives that `train` takes, as the configuration writes them.
 
     >>> list_objectives("s*")
-    ['sct', 'sel', 'selhn', 'shn', 'siglip', 'ssp']
+    ['sct', 'sel', 'selhn', 'shn', 'siglip', 'siglip-foils', 'ssp']
     """
     return objectives.names(pattern)
 

@@ -89,7 +89,7 @@ def test_without_a_library_a_photo_and_a_sentence_come_first(browser, plain, pho
     browser.wait("document.querySelectorAll('.word').length === 3")
     page.open("search")
     assert "nothing to search" in browser.text(".empty")
-    assert browser.complaints == []
+    assert page.complaints() == []
 
 
 def test_what_needs_a_library_is_refused_in_words(plain) -> None:

@@ -35,14 +35,19 @@ class Page:
         self.browser.go(f"{self.client.base}/#/{view}{query}")
         return self.browser
 
+    def complaints(self) -> list[str]:
+        """What the browser noted, without pictures of a service that a test before stopped."""
+        elsewhere = re.compile(
+            rf"http://(?!{re.escape(self.client.base.removeprefix('http://'))}/)"
+        )
+        return [text for text in self.browser.complaints if not elsewhere.search(text)]
+
 
 @pytest.fixture
 def page(browser, client):
     opened = Page(browser, client)
     yield opened
-    # of the service that a test before stopped, the browser may still ask for a picture
-    elsewhere = re.compile(rf"http://(?!{re.escape(client.base.removeprefix('http://'))}/)")
-    assert [text for text in browser.complaints if not elsewhere.search(text)] == []
+    assert opened.complaints() == []
 
 
 @pytest.fixture

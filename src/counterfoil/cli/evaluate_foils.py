@@ -193,12 +193,14 @@ def _start_of(run: Path) -> Path:
             f"{run}: did not start from another model (model.init_from); name one with --start"
         )
     begin = config.model.init_from
+    gone = ConfigError(f"{run}: started from {begin}, which is gone; name a copy with --start")
     try:
-        return resolve(begin)
+        start = resolve(begin)
     except CheckpointError:
-        raise ConfigError(
-            f"{run}: started from {begin}, which is gone; name a copy with --start"
-        ) from None
+        raise gone from None
+    if not start.is_dir():
+        raise gone
+    return start
 
 
 def evaluate_judgements(
