@@ -120,7 +120,7 @@ def test_findings_are_decided_by_keys_and_survive_a_restart(browser, service, re
         browser.press("ArrowUp")
         assert "green" not in focused(browser)  # the caption as it is in the data
         assert browser.count(".finding.decided") == 4
-        assert browser.complaints == []
+        assert page.complaints() == []
     corrections = [one.decision.correction for one in DecisionLog(report).standings().values()]
     assert corrections == ["a brown dog on a beach", None, None, "a green car & <b>"]
     assert {one.decision.reviewer for one in DecisionLog(report).standings().values()} == {"Ann"}
