@@ -1,7 +1,7 @@
 """Pictures of every view of a running page, in Chromium: wide and phone, light and dark.
 
     counterfoil serve RUN --audit AUDIT --runs RUNS &
-    python docs/_build/screenshots.py http://127.0.0.1:8000 --out /tmp/shots
+    python docs/_build/screenshots.py http://127.0.0.1:8000 --out shots
     python docs/_build/screenshots.py http://127.0.0.1:8000 --docs      # those of docs/images
 
 With ``--photo FILE``, the match view shows this photo and ``--sentence``.
