@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections import Counter
 from functools import cache
+from importlib.metadata import packages_distributions, requires
 from pathlib import Path
 from statistics import median
 
@@ -188,6 +189,28 @@ def test_the_api_imports_nothing_heavy_that_it_may_not_need() -> None:
     assert loaded.isdisjoint(
         {"transformers", "matplotlib", "pyarrow", "tensorboard", "eccv_caption", "scipy", "spacy"}
     )
+
+
+def needed_names(extra: bool) -> set[str]:
+    """What the package requires by itself, or in any of its extras."""
+    lines = requires("counterfoil") or []
+    names = [(re.match(r"[\w.-]+", line), "extra ==" in line) for line in lines]
+    return {re.sub(r"[-_.]+", "-", name[0]).lower() for name, own in names if name and own is extra}
+
+
+@pytest.mark.parametrize("module", ["cli", "api"])
+def test_nothing_of_an_extra_is_imported_at_the_start(module: str) -> None:
+    """After `pip install counterfoil` FastAPI, for one, is not there."""
+    optional = needed_names(extra=True) - needed_names(extra=False)
+    assert {"fastapi", "scipy"} <= optional
+    owners = packages_distributions()
+    loaded = {name.partition(".")[0] for name in modules_after(f"import counterfoil.{module}")}
+    of_extras = {
+        name
+        for name in loaded
+        if optional & {re.sub(r"[-_.]+", "-", owner).lower() for owner in owners.get(name, [])}
+    }
+    assert not of_extras
 
 
 if __name__ == "__main__":

@@ -74,13 +74,18 @@ def test_every_model_of_the_tables_has_a_recipe(planned) -> None:
     assert set(RECIPES) <= set(planned)
 
 
+def sweeps(*names: str) -> list[Sweep]:
+    found = [load_artifact(f"flickr8k.{name}") for name in names]
+    assert all(isinstance(one, Sweep) and one.judged_on == "dev" for one in found)
+    return found
+
+
 def test_the_budget_is_the_same_for_every_method_and_covers_the_tables() -> None:
-    tuning = [name for name in TABLES if name.startswith("flickr8k.tuning")]
-    sweeps = [one for one in map(load_artifact, tuning) if isinstance(one, Sweep)]
-    assert {(one.key, len(one.values), one.judged_on) for one in sweeps} == {
-        ("train.optimizer.lr", 3, "dev")
-    }
-    tuned = {line.run for sweep in sweeps for line in sweep.lines}
+    first = sweeps("tuning", "tuning-tags")
+    wide = sweeps("rates", "rates-guided")
+    assert {(one.key, len(one.values)) for one in first} == {("train.optimizer.lr", 3)}
+    assert {(one.key, len(one.values)) for one in wide} == {("train.optimizer.lr", 6)}
+    tuned = {line.run for sweep in [*first, *wide] for line in sweep.lines}
     for artifact in tables():
         for row in artifact.rows:
             for member in row.members:
@@ -89,12 +94,19 @@ def test_the_budget_is_the_same_for_every_method_and_covers_the_tables() -> None
                     assert tuned & set(artifact.lineage(name)), f"{artifact.name}: {row.name}"
 
 
-def test_the_wide_grid_of_rates_judges_on_dev_and_goes_beyond_the_former_one() -> None:
-    wide, former = load_artifact("flickr8k.rates"), load_artifact("flickr8k.tuning")
-    assert isinstance(wide, Sweep)
-    assert isinstance(former, Sweep)
-    assert (wide.key, wide.judged_on) == (former.key, "dev")
-    assert max(wide.values) >= 8 * max(former.values)
+def test_the_wide_grid_of_rates_goes_beyond_the_former_one_and_does_not_end_at_an_edge() -> None:
+    (former,) = sweeps("tuning")
+    for wide in sweeps("rates", "rates-guided", "warmup", "decay"):
+        assert wide.beyond
+    assert max(sweeps("rates")[0].values) >= 8 * max(former.values)
+
+
+def test_what_is_tuned_after_the_rate_has_a_rate() -> None:
+    (rates,) = sweeps("rates")
+    of_rates = {line.run for line in rates.lines}
+    for later in sweeps("warmup", "decay"):
+        assert {line.run for line in later.lines} <= of_rates
+        assert later.key != rates.key
 
 
 def test_published_numbers_are_told_to_be_of_other_data() -> None:
@@ -163,7 +175,7 @@ RANK = {"objective.tags.rank"}
     ],
 )
 def test_the_control_beside_tags_differs_by_its_foils_alone(data, control, row, named) -> None:
-    for tuned in ({}, {"uniter": "train.optimizer.lr=0.0005"}):
+    for tuned in ({}, {"uniter": ("train.optimizer.lr=0.0005",)}):
         settings = Settings(data, "f30k" if data != "scenes" else None, seeds=1, tuned=tuned)
         plan = make_plan(load_artifact("flickr8k.tags"), settings, Path("out"))
         configs = {run.name: run.config for run in plan.in_order() if run.config.seed == 0}

@@ -352,6 +352,23 @@ def test_a_sweep_on_dev_shows_dev_and_its_best_values_reach_the_runs(out, cache,
     assert tuned["own"][0].config.train.optimizer.lr == 3.0e-5
 
 
+def test_values_of_several_sweeps_add_up_key_by_key() -> None:
+    def sweep(key, values):
+        rows = [
+            row("a", result(0, score)).model_copy(update={"value": value, "varied_run": "all"})
+            for value, score in values.items()
+        ]
+        change = {"kind": "sweep", "key": key, "judged_on": "dev"}
+        return table(*rows).model_copy(update=change)
+
+    rates = sweep("train.optimizer.lr", {0.1: 5.0, 0.2: 7.0, 0.4: 7.0})
+    warm = sweep("objective.hardest.warmup_epochs", {0.0: 1.0, 3.0: 2.0})
+    expected = ("train.optimizer.lr=0.2", "objective.hardest.warmup_epochs=3")
+    assert best_values(rates, warm) == {"all": expected}
+    later = sweep("train.optimizer.lr", {0.8: 1.0})
+    assert best_values(rates, later) == {"all": ("train.optimizer.lr=0.8",)}
+
+
 def test_values_are_not_chosen_on_test() -> None:
     sweep = table().model_copy(update={"kind": "sweep", "key": "train.optimizer.lr"})
     with pytest.raises(ConfigError, match="chosen on dev"):
@@ -366,8 +383,22 @@ def test_a_difference_is_taken_seed_by_seed() -> None:
     found = difference(better, worse)
     assert found == Measure.over([2.0, 8.0])
     assert difference(better, row("b")) is None
-    assert verdict(Measure(mean=-3.0, std=1.0, seeds=2)) == "no"
-    assert verdict(Measure(mean=-0.3, std=1.0, seeds=2)) == "within the spread"
+    assert verdict(Measure(mean=-3.0, std=1.0, seeds=3)) == "refuted"
+    assert verdict(Measure(mean=-3.0, std=1.0, seeds=3), tuned=False) == "lower, but not tuned"
+    assert verdict(Measure(mean=-0.3, std=1.0, seeds=3)) == "within the spread"
+    assert verdict(Measure(mean=9.0, std=1.0, seeds=2)) == "not tested: 2 seeds"
+    assert verdict(None) == "not tested"
+
+
+def test_a_row_is_tuned_if_a_sweep_chose_a_value_for_all_its_runs(tmp_path) -> None:
+    rows = [*TINY["rows"], {"label": ["both"], "ensemble": ["all", "hard"]}]
+    artifact = build_artifact(tiny(rows=rows), "tiny.yaml")
+    for tuned, expected in (({}, []), ({"hard": ("train.optimizer.lr=0.1",)}, ["hard"])):
+        plan = make_plan(artifact, Settings(seeds=1, tuned=tuned), tmp_path)
+        assert [one.result.name for one in table_rows(plan) if one.result.tuned] == expected
+    both = dict.fromkeys(("all", "hard"), ("train.optimizer.lr=0.1",))
+    plan = make_plan(artifact, Settings(seeds=1, tuned=both), tmp_path)
+    assert all(one.result.tuned for one in table_rows(plan))
 
 
 def test_claims_stand_beside_the_papers_difference() -> None:
@@ -378,11 +409,11 @@ def test_claims_stand_beside_the_papers_difference() -> None:
     )
     claim = Claim(text="a > b", better="a", worse="b")
     found = table(*rows, claims=[claim], published_on="f30k")
-    assert claim_rows(found)[1] == ("a > b", "+2.0", "+19.5", "yes, with one seed")
+    assert claim_rows(found)[1] == ("a > b", "+2.0", "+19.5", "not tested: 1 seed")
     alone = table(rows[0], claims=[claim], published_on="f30k")
     assert claim_rows(alone) == []  # made of some rows, and kept for when the others are there
     assert "Claim" not in to_markdown(alone)
-    assert claim_rows(merged(alone, table(rows[1], claims=[claim])))[1][3] == "yes, with one seed"
+    assert claim_rows(merged(alone, table(rows[1], claims=[claim])))[1][3] == "not tested: 1 seed"
 
 
 def test_a_page_is_filled_from_the_store_and_only_between_its_markers(out, cache, tmp_path) -> None:
@@ -415,8 +446,8 @@ def test_the_claims_of_several_tables_stand_together(tmp_path) -> None:
     assert fill_page(page, tmp_path) == ["mine.*@here"]
     lines = page.read_text().splitlines()
     assert lines[3:5] == [
-        "| mine.one | a > b | -2.5 |  | no, with one seed |",
-        "| mine.three | a > b | -2.5 |  | no, with one seed |",
+        "| mine.one | a > b | -2.5 |  | not tested: 1 seed |",
+        "| mine.three | a > b | -2.5 |  | not tested: 1 seed |",
     ]
     assert lines[5:] == ["<!-- /claims -->", "What it means."]
     page.write_text("<!-- claims: other.* -->\n<!-- /claims -->\n")

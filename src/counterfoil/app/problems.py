@@ -6,15 +6,17 @@ import json
 import logging
 from collections.abc import Mapping
 from http import HTTPStatus
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from fastapi import FastAPI, Request
-from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel
-from starlette.exceptions import HTTPException
-from starlette.responses import Response
 
 from counterfoil.core.errors import CounterfoilError
+
+if TYPE_CHECKING:  # `counterfoil serve --help` works without the extra
+    from fastapi import FastAPI, Request
+    from fastapi.exceptions import RequestValidationError
+    from starlette.exceptions import HTTPException
+    from starlette.responses import Response
 
 MEDIA_TYPE = "application/problem+json"
 ANY_REQUEST = (400, 401, 403, 408, 413, 421, 429, 503)
@@ -62,6 +64,8 @@ def problem_response(
     errors: list[dict[str, str]] | None = None,
     headers: Mapping[str, str] | None = None,
 ) -> Response:
+    from starlette.responses import Response
+
     body = {"type": "about:blank", "title": HTTPStatus(status).phrase, "status": status}
     # ASCII: a quoted input may contain lone surrogates, which UTF-8 cannot encode
     text = json.dumps({**body, "detail": detail, "errors": errors or []}, ensure_ascii=True)
@@ -70,6 +74,8 @@ def problem_response(
 
 def install(app: FastAPI) -> None:
     """Convert every exception of a route to a problem response."""
+    from fastapi.exceptions import RequestValidationError
+    from starlette.exceptions import HTTPException
 
     @app.exception_handler(Problem)
     async def _problem(_: Request, error: Problem) -> Response:

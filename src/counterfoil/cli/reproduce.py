@@ -15,7 +15,10 @@ from counterfoil.core.errors import ConfigError, DataError, nearest
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from counterfoil.reproduce.measure import RunEvaluator
     from counterfoil.reproduce.plan import Job, Plan
+    from counterfoil.reproduce.results import Reproduction
+    from counterfoil.reproduce.runner import Outcome
     from counterfoil.reproduce.store import ResultCache
 
 
@@ -72,8 +75,12 @@ def reproduce(
         ),
     ] = None,
     tuned: Annotated[
-        Path | None,
-        typer.Option("--tuned", help="Stored result of a sweep on dev; runs use its best values."),
+        list[Path] | None,
+        typer.Option(
+            "--tuned",
+            help="Stored result of a sweep on dev; runs use its best values. Repeatable: one file "
+            "for each key that was tuned.",
+        ),
     ] = None,
     render_page: Annotated[
         Path | None,
@@ -125,8 +132,10 @@ def reproduce(
         )
     from counterfoil.reproduce.store import ResultCache
 
-    request = _Request(data, published, scale, seeds, tuple(overrides or []), tuned)
+    request = _Request(data, published, scale, seeds, tuple(overrides or []), tuple(tuned or []))
     plan, order = _plan(name, request, rows or [], out)
+    if store is not None:
+        plan = _with_tried(plan, store)
     stored = ResultCache(store, plan, order) if store is not None else None
     if stored is not None and not retrain:
         stored.skip_known()
@@ -161,25 +170,63 @@ class _Request(NamedTuple):
     scale: Literal["full", "smoke"]
     seeds: int
     overrides: tuple[str, ...]
-    tuned: Path | None
+    tuned: tuple[Path, ...] = ()
+
+
+def _read_sweep(file: Path) -> Reproduction:
+    from counterfoil.reproduce.store import read_stored
+
+    sweep = read_stored(file)
+    if sweep is None:
+        raise DataError(f"--tuned {file}: no such file")
+    return sweep
 
 
 def _plan(name: str, request: _Request, rows: list[str], out: Path) -> tuple[Plan, list[list[str]]]:
     """The plan of the selected rows, and the labels of all rows."""
     from counterfoil.reproduce.catalogue import labels, load_artifact, only_rows
     from counterfoil.reproduce.plan import Settings, find_data_set, make_plan
-    from counterfoil.reproduce.store import best_values, read_stored
+    from counterfoil.reproduce.store import best_values
 
     artifact = load_artifact(name)
     chosen = find_data_set(artifact, request.data, request.published)
-    sweep = read_stored(request.tuned) if request.tuned is not None else None
-    if request.tuned is not None and sweep is None:
-        raise DataError(f"--tuned {request.tuned}: no such file")
-    values = best_values(sweep) if sweep is not None else {}
+    values = best_values(*map(_read_sweep, request.tuned))
     settings = Settings(
         request.data, chosen, request.scale, request.seeds, request.overrides, values
     )
     return make_plan(only_rows(artifact, rows), settings, out), labels(artifact)
+
+
+def _with_tried(plan: Plan, store: Path) -> Plan:
+    """A sweep with the values beyond its grid that were tried before."""
+    from counterfoil.reproduce.artifact import Sweep
+    from counterfoil.reproduce.grid import with_tried
+    from counterfoil.reproduce.plan import make_plan
+    from counterfoil.reproduce.store import read_stored, stored_name
+
+    if not isinstance(plan.artifact, Sweep):
+        return plan
+    wider = with_tried(plan.artifact, read_stored(store / stored_name(plan)))
+    return make_plan(wider, plan.settings, plan.out)
+
+
+def _widened(plan: Plan, outcome: Outcome, judge: RunEvaluator, stored: ResultCache | None) -> bool:
+    """Give the plan of a sweep more values where the best one is at an edge; False if none is."""
+    from counterfoil.reproduce.artifact import Sweep
+    from counterfoil.reproduce.collect import collect
+    from counterfoil.reproduce.grid import latest, widened
+    from counterfoil.reproduce.plan import make_plan
+
+    if not isinstance(plan.artifact, Sweep) or not plan.artifact.beyond or outcome.interrupted:
+        return False
+    result = collect(plan, outcome, judge, with_measures=False)
+    if stored is not None:
+        result = latest(stored.add(result), result)
+    wider = widened(plan.artifact, result)
+    if wider is None:
+        return False
+    plan.artifact, plan.runs = wider, make_plan(wider, plan.settings, plan.out).runs
+    return True
 
 
 def _render(page: Path, store: Path | None) -> None:
@@ -246,24 +293,30 @@ def _run(plan: Plan, cache: Path, jobs: int, as_json: bool, stored: ResultCache 
     from counterfoil.reproduce.measure import RunEvaluator
     from counterfoil.reproduce.measure_parallel import measure_together
     from counterfoil.reproduce.present import write_reproduction
-    from counterfoil.reproduce.runner import carry_out
+    from counterfoil.reproduce.runner import Outcome, carry_out
 
     data = plan.settings.data
     if not is_named(data, None) and not Path(data).exists():
         raise DataError(f"--data {data}: no such file or folder, nor a data set of that name")
     bars, signals = progress(quiet=as_json), StopSignals()
-    outcome = carry_out(
-        plan,
-        cache,
-        bars,
-        jobs=jobs,
-        should_stop=lambda: signals.stop_requested,
-        on_training=signals.listen,
-        on_trained=signals.stop_listening,
-    )
+    outcome = Outcome()
+    judge = RunEvaluator(plan.out / "evaluations", cache, bars)
+    while True:
+        carry_out(
+            plan,
+            cache,
+            bars,
+            outcome,
+            jobs=jobs,
+            should_stop=lambda: signals.stop_requested,
+            on_training=signals.listen,
+            on_trained=signals.stop_listening,
+        )
+        if not _widened(plan, outcome, judge, stored):
+            break
+        bars.say("the best value of a line is at an edge: one more is tried")
     if not outcome.interrupted:  # measuring may take hours, and has nothing to save
         signals.stop_listening()
-    judge = RunEvaluator(plan.out / "evaluations", cache, bars)
 
     def measure(columns: bool) -> None:
         if not outcome.interrupted:

@@ -101,10 +101,13 @@ class Artifact(Section):
 
 
 class Line(Section):
-    """One line of a sweep; ``published`` has one RSUM per value."""
+    """One line of a sweep; ``published`` has one RSUM per value of the sweep."""
 
     label: str
     run: str
+    values: list[int | float] = Field(
+        default_factory=list, description="values besides those of the sweep"
+    )
     published: dict[str, list[float | None]] = Field(default_factory=dict)
 
 
@@ -155,6 +158,11 @@ class Sweep(Artifact):
     lines: list[Line] = Field(default_factory=list)
     key: str = Field(description="such as objective.selhn.epsilon")
     values: list[int | float] = Field(min_length=1)
+    beyond: int = Field(
+        default=0,
+        ge=0,
+        description="most values to add to a line while its best one is at an edge of those tried",
+    )
     x_label: str
     log: bool = True
     panels: list[SweepPanel] = Field(
@@ -178,11 +186,19 @@ class Sweep(Artifact):
                 line,
                 value,
                 f"{line.run}, {last}={value:g}",
-                {data: _total(totals[k]) for data, totals in line.published.items()},
+                {
+                    data: _total(totals[self.values.index(value)])
+                    for data, totals in line.published.items()
+                    if value in self.values
+                },
             )
             for line in self._lines
-            for k, value in enumerate(self.values)
+            for value in self.values_of(line)
         ]
+
+    def values_of(self, line: Line) -> list[int | float]:
+        """The values of the sweep, then in order with those that a line has besides."""
+        return sorted({*self.values, *line.values}) if line.values else self.values
 
     @property
     def published_on(self) -> list[str]:
@@ -192,6 +208,8 @@ class Sweep(Artifact):
     def _has_lines(self) -> Self:
         if bool(self.run) == bool(self.lines):
             raise ValueError("a sweep needs either a run or lines")
+        if self.beyond and not (self.lines and self.judged_on == "dev"):
+            raise ValueError("beyond: only lines of a sweep with judged_on: dev get more values")
         for line in self.lines:
             for data, totals in line.published.items():
                 if data not in self.data_sets or len(totals) != len(self.values):

@@ -167,8 +167,8 @@ class Settings:
     scale: Scale = "full"
     seeds: int = 3
     overrides: tuple[str, ...] = ()
-    tuned: Mapping[str, str] = field(default_factory=dict)
-    """By run name, an override for it and for the runs that extend it."""
+    tuned: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """By run name, overrides for it and for the runs that extend it."""
 
     @property
     def on_scenes(self) -> bool:
@@ -337,12 +337,12 @@ class _Maker:
         """
         base, chain = self.artifact.base, self.artifact.layers(name)
         tree: Tree = {}
-        tuned = [self.settings.tuned.get(one, "") for one in self.artifact.lineage(name)]
-        for layers, chosen in zip((base, *chain), ("", *tuned), strict=True):
+        tuned = [self.settings.tuned.get(one, ()) for one in self.artifact.lineage(name)]
+        for layers, chosen in zip((base, *chain), ((), *tuned), strict=True):
             for part in self._sized(layers):
                 tree = merge(tree, part)
-            if chosen:
-                tree = apply_override(tree, chosen)
+            for override in chosen:
+                tree = apply_override(tree, override)
         if not self.settings.on_scenes:
             tree = merge(tree, {"data": {"source": self.settings.data}})
         if self.settings.scale == "smoke":

@@ -13,13 +13,14 @@ from counterfoil.plots.charts import save_figure
 from counterfoil.reproduce.artifact import METRICS
 from counterfoil.reproduce.distributions import distribution_notes, distribution_rows
 from counterfoil.reproduce.examples import sheet_markdown
+from counterfoil.reproduce.grid import at_an_edge
 from counterfoil.reproduce.plots import charts_of, write_charts
 from counterfoil.reproduce.results import Measure, Reproduction, RowResult
 from counterfoil.reproduce.spec import Claim
 from counterfoil.reproduce.store import read_stored
 from counterfoil.reproduce.word_maps import pair_sections
 
-CLAIM_HEADS = ("Claim", "ours, Δ RSUM", "published Δ", "holds")
+CLAIM_HEADS = ("Claim", "ours, Δ RSUM", "published Δ", "strength")
 RSUM = METRICS[-1]
 
 
@@ -41,20 +42,32 @@ def difference(better: RowResult, worse: RowResult) -> Measure | None:
     return Measure.over([first[seed] - second[seed] for seed in common]) if common else None
 
 
-def verdict(ours: Measure | None) -> str:
-    """Whether a difference is positive, and larger than its standard deviation over seeds.
+CLAIM_SEEDS = 3
+"""Seeds without which a claim counts as not tested."""
+
+
+def verdict(ours: Measure | None, tuned: bool = True) -> str:
+    """The strength of a claim: held, within the spread, refuted or not tested.
+
+    A difference counts with three seeds or more, if it is larger than its standard deviation over
+    them. It decides a claim only if both rows were tuned.
 
     >>> verdict(Measure(mean=3.0, std=1.0, seeds=3)), verdict(Measure(mean=0.5, std=1.0, seeds=3))
-    ('yes', 'within the spread')
+    ('held', 'within the spread')
+    >>> verdict(Measure(mean=3.0, std=1.0, seeds=3), tuned=False)
+    'higher, but not tuned'
     >>> verdict(Measure(mean=3.0, std=None, seeds=1))
-    'yes, with one seed'
+    'not tested: 1 seed'
     """
     if ours is None:
-        return ""
+        return "not tested"
+    if ours.seeds < CLAIM_SEEDS:
+        return f"not tested: {ours.seeds} seed{'s' if ours.seeds > 1 else ''}"
     if ours.std is not None and abs(ours.mean) <= ours.std:
         return "within the spread"
-    answer = "yes" if ours.mean > 0 else "no"
-    return answer if ours.seeds > 1 else f"{answer}, with one seed"
+    if not tuned:
+        return f"{'higher' if ours.mean > 0 else 'lower'}, but not tuned"
+    return "held" if ours.mean > 0 else "refuted"
 
 
 def _claim_row(
@@ -67,7 +80,7 @@ def _claim_row(
         claim.text,
         "" if ours is None else ours.text(sign="+"),
         "" if theirs is None else f"{theirs:+.1f}",
-        verdict(ours),
+        verdict(ours, better.tuned and worse.tuned),
     )
 
 
@@ -130,6 +143,8 @@ def _choices(result: Reproduction) -> list[tuple[str, ...]]:
     for run in runs:
         of_run = {row.value: row.numbers.get("rsum") for row in result.rows if row.label[0] == run}
         most = max((number.mean for number in of_run.values() if number), default=None)
+        if most is None:  # nothing of it has been run yet
+            continue
         cells = []
         for value in values:
             number = of_run.get(value)
@@ -206,9 +221,12 @@ def _notes(result: Reproduction) -> list[str]:
         notes.append("Recalls are on dev at the best epoch; the test split is not used.")
         if result.kind == "sweep" and len(result.columns) > 1:
             notes.append(f"RSUM by {result.x_label or result.key}; the best value per row is used.")
+            edges = [f"{label} ({value:g})" for label, value in at_an_edge(result).items()]
+            notes.append(f"Best at an edge of what was tried: {'; '.join(edges) or 'none'}.")
     if claim_rows(result):
         notes.append(
-            "Δ: mean difference over seeds; “within the spread”: at most its standard deviation."
+            "Δ: mean difference over seeds. A claim is held or refuted with three seeds or more, "
+            "a difference beyond its standard deviation, and rates tuned for both rows."
         )
     if any(result.published_on in _published(row) for row in result.rows):
         notes.append(f"In brackets: published numbers on {result.published_title}.")

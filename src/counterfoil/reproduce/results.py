@@ -82,7 +82,11 @@ class ShownPanel(Report):
 
 
 class RowResult(Report):
-    """One row: numbers of its runs, published numbers, errors."""
+    """One row: numbers of its runs, published numbers, errors.
+
+    ``tuned`` says that all its runs have values that a sweep on dev chose for them, or for the runs
+    that they extend.
+    """
 
     label: list[str]
     numbers: dict[str, Measure] = Field(default_factory=dict)
@@ -92,6 +96,7 @@ class RowResult(Report):
     published_measures: dict[str, list[float | None]] = Field(default_factory=dict)
     runs: list[str] = Field(default_factory=list)
     quoted: bool = False
+    tuned: bool = False
     errors: list[str] = Field(default_factory=list)
     missing: int = 0
     note: str | None = None
@@ -296,6 +301,7 @@ def table_rows(plan: Plan) -> list[TableRow]:
 
 
 def _plain_row(plan: Plan, row: Row) -> TableRow:
+    artifact = plan.artifact
     result = RowResult(
         label=row.label,
         published=row.published,
@@ -304,6 +310,9 @@ def _plain_row(plan: Plan, row: Row) -> TableRow:
         quoted=row.published_only,
     )
     runs = [plan.runs[name] for name in row.members]
+    names = [run_reference(name).name for name in row.members]
+    tuned = [not plan.settings.tuned.keys().isdisjoint(artifact.lineage(name)) for name in names]
+    result = result.model_copy(update={"tuned": bool(tuned) and all(tuned)})
     filled = _with_runs(result, row.members, runs, row.standardize)
     if row.foils is None and not row.blind:
         return filled

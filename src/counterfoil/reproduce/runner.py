@@ -87,6 +87,7 @@ def carry_out(
     plan: Plan,
     cache: Path,
     progress: Progress,
+    outcome: Outcome | None = None,
     *,
     jobs: int = 1,
     should_stop: Callable[[], bool] = lambda: False,
@@ -97,10 +98,11 @@ def carry_out(
 
     ``should_stop`` is called after every step between ``on_training`` and ``on_trained``.
     ``on_trained`` is called when training has finished or failed, not when it was stopped. With
-    several ``jobs``, ``on_training`` is called once, before the first one.
+    several ``jobs``, ``on_training`` is called once, before the first one. Results are added to
+    ``outcome``; jobs that failed there are not tried again.
     """
-    outcome = Outcome()
-    missing = plan.missing()
+    outcome = outcome or Outcome()
+    missing = [job for job in plan.missing() if job.digest not in outcome.errors]
     total = len(missing)
     if jobs > 1 and total > 1:
         _together(missing, cache, progress, jobs, should_stop, on_training, outcome)

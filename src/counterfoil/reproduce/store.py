@@ -16,6 +16,7 @@ from counterfoil.core.errors import ConfigError, DataError
 from counterfoil.core.storage.atomic import write_atomically
 from counterfoil.core.storage.locks import LOCK, locked_in_turn
 from counterfoil.reproduce.artifact import Sweep
+from counterfoil.reproduce.grid import best_value
 from counterfoil.reproduce.plan import Plan, PlannedRun
 from counterfoil.reproduce.results import (
     Distribution,
@@ -103,6 +104,7 @@ def merged(
     now = {label: row for label, row in labeled.items() if row.each or label not in before}
     every = {**before, **now}
     labels = [label for label in map(tuple, order) if label in every] if order else list(every)
+    labels += _further_values(every, labels)
     rows = [every[label] for label in labels]
     seeds = max((len(row.each) for row in rows), default=0)
     overrides = result.overrides
@@ -115,6 +117,14 @@ def merged(
         changed["pairs"] = result.pairs or stored.pairs
     drawn = _figures(stored) if stored is not None and not _figures(result) else {}
     return result.model_copy(update=changed | drawn)
+
+
+def _further_values(
+    every: Mapping[tuple[str, ...], RowResult], labels: Sequence[tuple[str, ...]]
+) -> list[tuple[str, ...]]:
+    """The values that lines of a sweep have been tried at, besides those of its grid."""
+    lines = {label[:-1] for label in labels if every[label].value is not None}
+    return [label for label in every if label not in labels and label[:-1] in lines]
 
 
 def _distributions(
@@ -206,16 +216,25 @@ class ResultCache:
         return total
 
 
-def best_values(result: Reproduction) -> dict[str, str]:
-    """The best override per run of a sweep on dev; of equal ones, the smaller value."""
+def best_values(*results: Reproduction) -> dict[str, tuple[str, ...]]:
+    """The best overrides per run of sweeps on dev, one for each key.
+
+    Of equal values, the smaller one is chosen.
+    """
+    values: dict[str, dict[str, str]] = {}
+    for result in results:
+        for run, value in _best_of(result).items():
+            values.setdefault(run, {})[result.key or ""] = f"{result.key}={value!r}"
+    return {run: tuple(overrides.values()) for run, overrides in values.items()}
+
+
+def _best_of(result: Reproduction) -> dict[str, float]:
     if result.kind != "sweep" or not result.key:
         raise ConfigError(f"{result.name}: not a sweep; give the results of a sweep on dev")
     if result.judged_on != "dev":
         raise ConfigError(f"{result.name}: a sweep on test, but values are chosen on dev")
-    best: dict[str, tuple[float, float]] = {}
-    for row in result.rows:
-        if row.varied_run is None or row.value is None or "rsum" not in row.numbers:
-            continue
-        score = (row.numbers["rsum"].mean, -row.value)
-        best[row.varied_run] = max(score, best.get(row.varied_run, score))
-    return {run: f"{result.key}={-value!r}" for run, (_, value) in best.items()}
+    runs = dict.fromkeys(row.varied_run for row in result.rows if row.varied_run is not None)
+    best = {run: best_value([row for row in result.rows if row.varied_run == run]) for run in runs}
+    tried = [row.value for row in result.rows if row.value is not None]
+    number = int if all(value.is_integer() for value in tried) else float
+    return {run: number(value) for run, value in best.items() if value is not None}
