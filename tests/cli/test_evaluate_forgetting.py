@@ -123,10 +123,8 @@ def test_a_start_on_the_hub_is_downloaded_into_the_cache_that_is_given(folders, 
     path = tmp_path / "tuned" / "config.yaml"
     path.write_text(path.read_text().replace(str(root / "start"), "hf://me/start"))
     save_pretrained(load_model(root / "start", "cpu"), tmp_path / "saved")
-    command = shlex.join(
-        ["evaluate", str(tmp_path / "tuned"), "--forgetting", "--bootstrap", "0", "--json"]
-        + ["--cache", str(tmp_path / "given")]
-    )
+    options = ["--forgetting", "--bootstrap", "0", "--json", "--cache", str(tmp_path / "given")]
+    command = shlex.join(["evaluate", str(tmp_path / "tuned"), *options])
     with hub_server() as hub:
         hub.commit("me/start", files_of(tmp_path / "saved"))
         tree = json.loads(python(hub, tmp_path, COMMANDS, command))
