@@ -128,3 +128,17 @@ def test_the_site_builds_with_its_tutorials_and_loads_nothing_from_elsewhere(tmp
     listed = re.findall(r"\]\(([^)]+\.html)\)", (site / "llms.txt").read_text(encoding="utf-8"))
     assert {site / path for path in listed} == {page for page in html if page.name != "404.html"}
     assert (site / "search" / "search_index.js").is_file()  # search without a server
+
+
+def test_every_number_of_the_advice_stands_on_a_page_that_it_links_to() -> None:
+    text = (DOCS / "choosing.md").read_text(encoding="utf-8")
+    number = re.compile(r"(?<![\d.])\d+\.\d+")
+    checked = 0
+    for part in re.split(r"\n(?=[-|\d\n])", text):  # a row, an item or a paragraph
+        linked = re.findall(r"\]\(([\w/.-]+\.md)", part)
+        pages = "".join((DOCS / page).read_text(encoding="utf-8") for page in linked)
+        missing = set(number.findall(part)) - set(number.findall(pages))
+        missing -= {"0.9"} if "--threshold" in part else set()
+        assert not missing, part
+        checked += len(number.findall(part))
+    assert checked > 40
