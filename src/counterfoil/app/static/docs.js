@@ -35,10 +35,10 @@ function operation(api, { path, method, description, parameters = [], requestBod
 const resolve = (api, schema) => (schema?.$ref ? api.components.schemas[schema.$ref.split("/").at(-1)] : schema);
 
 function fields(api, schema) {
-  const found = resolve(api, schema);
-  const required = new Set(found.required ?? []);
-  return h("div", {}, found.description && h("p", {}, found.description),
-    h("dl", {}, Object.entries(found.properties ?? {}).map(([name, one]) => field(api, name, one, required.has(name)))));
+  const resolved = resolve(api, schema);
+  const required = new Set(resolved.required ?? []);
+  return h("div", {}, resolved.description && h("p", {}, resolved.description),
+    h("dl", {}, Object.entries(resolved.properties ?? {}).map(([name, one]) => field(api, name, one, required.has(name)))));
 }
 
 function field(api, name, schema, required) {

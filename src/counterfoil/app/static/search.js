@@ -7,12 +7,12 @@ const LIBRARY = 24, BEHIND = 12;
 
 export async function searchView(place, params) {
   const text = (params.get("q") ?? "").trim();
-  const asked = params.get("image");
+  const imageId = params.get("image");
   if (!(await about()).images) return nothingToSearch(place);
   const results = h("section", { class: "results", "aria-label": "Results" });
-  place.append(await head(text, !text && !asked), results);
+  place.append(await head(text, !text && !imageId), results);
   try {
-    if (asked) await byImage(results, asked);
+    if (imageId) await byImage(results, imageId);
     else if (text) await byText(results, text);
     else await library(results);
   } catch (error) {
