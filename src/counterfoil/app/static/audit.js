@@ -71,8 +71,8 @@ export async function auditView(place, params) {
       h("p", { class: "filters", "aria-label": "Reason" }, tag("Any reason", { reason: "" }, !reason),
         page.reasons.map((one) => tag(one.name, { reason: one.sign }, one.sign === reason, one.count))),
     ] : []),
-    h("p", { class: "hint" }, page.total.toLocaleString("en"), " ", what, HINTS[section]),
-    ...page.notes.map((note) => h("p", { class: "hint" }, note)),
+    h("div", { class: "notes" },
+      [[page.total.toLocaleString("en"), " ", what, HINTS[section]], ...page.notes].map((note) => h("p", { class: "hint" }, note))),
     page.findings.length ? list : h("p", { class: "empty" }, isReview ? empty : "There are none."), more);
   say(`${page.total} findings`);
   return reviewing?.listen();

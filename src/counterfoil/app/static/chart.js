@@ -36,7 +36,7 @@ export function chart({ title, x: xName, y: yName, series }) {
     cross.setAttribute("visibility", "hidden");
     read.textContent = "";
   });
-  return h("figure", { class: "chart" }, h("figcaption", {}, title, yName && !title.startsWith(yName) && h("small", {}, ` ${yName}`)), drawing,
+  return h("figure", { class: "chart" }, h("figcaption", {}, title, yName && !title.toLowerCase().includes(yName.toLowerCase()) && h("small", {}, ` ${yName}`)), drawing,
     series.length > 1 && h("ul", { class: "legend" }, series.map((one, place) => h("li", { class: `c${place % 8}` }, one.name))),
     read);
 }

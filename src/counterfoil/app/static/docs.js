@@ -1,12 +1,11 @@
 // The API, drawn from its OpenAPI document.
 
 import { get } from "./api.js";
-import { failure, h } from "./dom.js";
+import { chooseTheme, failure, h } from "./dom.js";
 
 const main = document.getElementById("main");
-const stored = (() => { try { return localStorage.getItem("theme"); } catch { return null; } })();
-if (stored) document.documentElement.dataset.theme = stored;
 
+chooseTheme();
 get("/openapi.json").then(draw, (error) => main.append(failure(error)));
 
 function draw(api) {

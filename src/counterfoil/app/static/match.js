@@ -178,7 +178,7 @@ class Match {
       ? [h("span", {}, "Should it be “", h("em", {}, this.correction.agreed.text), "”? "),
          h("button", { type: "button", class: "go mend-all", onclick: () => this.apply(changes) },
            changes.length === 1 ? "Correct it" : `Correct all ${changes.length}`)]
-      : this.correction ? [h("span", { class: "fine" }, "No word to correct was correction.")] : []));
+      : this.correction ? [h("span", { class: "fine" }, "No word to correct was found.")] : []));
   }
 
   // Exchange words, from the last one on so that the places of the others hold.
