@@ -37,6 +37,17 @@ def test_a_fraction_is_no_whole_number_and_numbers_of_numpy_are_numbers() -> Non
     assert SelHN(epsilon=math.inf).epsilon == math.inf
 
 
+def test_a_class_without_options_is_registered_as_it_is() -> None:
+    parts: Registry[type] = Registry("part")
+
+    class Part:
+        pass
+
+    build = Part.__init__
+    assert parts.register("part")(Part).__init__ is build
+    assert isinstance(parts.create("part", {}), Part)
+
+
 def test_none_is_named_if_an_option_takes_it() -> None:
     parts: Registry[type] = Registry("part")
 

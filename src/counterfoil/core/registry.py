@@ -149,6 +149,8 @@ def _check_when_built(entry: Any) -> None:
         for key, parameter in inspect.signature(build).parameters.items()
         if parameter.kind is inspect.Parameter.KEYWORD_ONLY
     ]
+    if not options:
+        return
 
     @functools.cache
     def kinds() -> dict[str, set[Any]]:
