@@ -170,7 +170,7 @@ def _check_when_built(entry: Any) -> None:
 
 def _require_number(where: str, value: Any, types: set[Any]) -> None:
     kind = numbers.Real if float in types else numbers.Integral
-    is_number = isinstance(value, kind) and not isinstance(value, bool) and value == value
+    is_number = not isinstance(value, bool) and isinstance(value, kind) and value == value
     if not is_number and not (value is None and type(None) in types):
         expected = "a number" if float in types else "a whole number"
         expected += " or None" if type(None) in types else ""
