@@ -276,13 +276,13 @@ def test_a_demo_folder_that_lost_its_config_is_cleared(copied) -> None:
 def test_an_interrupted_demo_exits_with_130_and_goes_on_next_time(
     cache, tmp_path, monkeypatch
 ) -> None:
-    asked = [*SMALL, "--out", tmp_path / "d", "--cache", cache]
+    command = [*SMALL, "--out", tmp_path / "d", "--cache", cache]
     with monkeypatch.context() as patch:
         patch.setattr(StopSignals, "stop_requested", True)
-        invoke(*asked, code=130)
+        invoke(*command, code=130)
     assert not (tmp_path / "d" / "results.json").exists()
     first = (tmp_path / "d" / "metrics.jsonl").read_bytes()
-    assert "trained from nothing, on the same test scenes" in invoke(*asked)
+    assert "trained from nothing, on the same test scenes" in invoke(*command)
     assert (tmp_path / "d" / "metrics.jsonl").read_bytes().startswith(first)
 
 
@@ -294,8 +294,8 @@ def test_make_shows_the_progress_of_pip_and_passes_arguments_on() -> None:
         pytest.skip("needs make")
 
     def commands(*args: str) -> str:
-        asked = ["make", "--no-print-directory", "--dry-run", "--always-make", "demo", *args]
-        return subprocess.run(asked, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+        command = ["make", "--no-print-directory", "--dry-run", "--always-make", "demo", *args]
+        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
 
     assert "pip --disable-pip-version-check install" in commands()
     assert '".[app,vision]"' in commands()

@@ -65,25 +65,23 @@ def test_a_fine_tuning_run_reports_what_it_gained_and_lost(folders) -> None:
 
 def test_the_command_gives_the_report_of_the_run(folders, tmp_path) -> None:
     root, _ = folders
-    asked = ["evaluate", root / "tuned", "--forgetting", "--cache", root / "cache"]
-    tree = json.loads(invoke(*asked, "--bootstrap", 30, "--json"))
+    args = ["evaluate", root / "tuned", "--forgetting", "--cache", root / "cache"]
+    tree = json.loads(invoke(*args, "--bootstrap", 30, "--json"))
     assert tree == json.loads((root / "tuned" / "forgetting.json").read_text())
-    invoke(*asked, "--bootstrap", 10, "--out", tmp_path / "picture.png")
+    invoke(*args, "--bootstrap", 10, "--out", tmp_path / "picture.png")
     assert (tmp_path / "picture.png").read_bytes().startswith(b"\x89PNG")
-    text = invoke(*asked, "--bootstrap", 0, "--markdown", "--out", tmp_path / "report.md")
+    text = invoke(*args, "--bootstrap", 0, "--markdown", "--out", tmp_path / "report.md")
     assert "| text → image |" in text
     assert (tmp_path / "report.md").read_text() == text.rstrip("\n") + "\n"
-    shown = " ".join(invoke(*asked, "--bootstrap", 0).split())
+    shown = " ".join(invoke(*args, "--bootstrap", 0).split())
     assert "true > foil" in shown
 
 
 def test_classes_and_another_start_can_be_given(folders, tmp_path) -> None:
     root, _ = folders
     (tmp_path / "kinds.txt").write_text("dog\nman\nwoman\ntree\nhouse\nball\ncar\nbox\n")
-    asked = ["evaluate", root / "start", "--forgetting", "--start", root / "tuned", "--json"]
-    tree = json.loads(
-        invoke(*asked, "--classes", tmp_path / "kinds.txt", "--cache", root / "cache")
-    )
+    args = ["evaluate", root / "start", "--forgetting", "--start", root / "tuned", "--json"]
+    tree = json.loads(invoke(*args, "--classes", tmp_path / "kinds.txt", "--cache", root / "cache"))
     names = [change["name"] for change in tree["changes"]]
     assert "classes by prompts (kinds)" in names
     assert (tree["start"], tree["run"]) == ("tuned", "start")
