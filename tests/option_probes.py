@@ -65,13 +65,13 @@ def _value_differs(one: Any, other: Any) -> bool:
 
 def state(prefix: str, module: nn.Module) -> Result:
     """Weights and buffers, and which of them learn, at which share of the learning rate."""
-    found: Result = {f"{prefix}/{k}": _array(v) for k, v in module.state_dict().items()}
+    result: Result = {f"{prefix}/{k}": _array(v) for k, v in module.state_dict().items()}
     for owner, part in module.named_modules():
         rate = getattr(part, "rate_factor", None)
         if rate is not None:
-            found |= {f"{owner}.{k}/rate": rate(k) for k, _ in part.named_parameters()}
-        found[f"{owner}/loaded"] = sorted(getattr(part, "pretrained", ()))
-    return found | {f"{k}/learns": p.requires_grad for k, p in module.named_parameters()}
+            result |= {f"{owner}.{k}/rate": rate(k) for k, _ in part.named_parameters()}
+        result[f"{owner}/loaded"] = sorted(getattr(part, "pretrained", ()))
+    return result | {f"{k}/learns": p.requires_grad for k, p in module.named_parameters()}
 
 
 def _array(value: Any) -> Any:
@@ -86,19 +86,19 @@ def _encoded(prefix: str, encoded: Encoded) -> Result:
 
 def _of_module(module: nn.Module, forward: Callable[[], Result], total: Callable[[], Tensor]):
     """First weights, results in evaluation and in training, gradients, buffers after a step."""
-    found = state("first", module)
+    result = state("first", module)
     module.eval()
     with torch.no_grad():
-        found |= {f"eval/{k}": v for k, v in forward().items()}
+        result |= {f"eval/{k}": v for k, v in forward().items()}
     module.train()
     torch.manual_seed(1)
     loss = total()
     if loss.requires_grad:
         loss.backward()
-    found |= {
+    result |= {
         f"{k}/grad": _array(p.grad) for k, p in module.named_parameters() if p.grad is not None
     }
-    return found | {f"after/{k}": _array(v) for k, v in module.named_buffers()}
+    return result | {f"after/{k}": _array(v) for k, v in module.named_buffers()}
 
 
 def _blend(encoded: Encoded) -> Tensor:
@@ -171,10 +171,10 @@ def matcher(name: str, options: Options) -> Result:
     made = matchers.create(name, options, DIM)
     regions = [options.get("slots", 36)] * 4 if "slots" in matchers.options(name) else [6, 3, 5, 4]
     images, texts = side(regions, 0), side([4, 5, 2, 6], 1)
-    found = state("first", made)
-    found |= {"parser": made.parser}
+    result = state("first", made)
+    result |= {"parser": made.parser}
     with torch.no_grad():
-        found["eval"] = _array(made.eval()(images, texts))
+        result["eval"] = _array(made.eval()(images, texts))
     made.train()
     torch.manual_seed(1)
     positives = torch.eye(4).bool()
@@ -182,21 +182,21 @@ def matcher(name: str, options: Options) -> Result:
         shifted = replace(texts, fragments=texts.fragments * (1 + 0.1 * number))
         scores = made(images, shifted)
         made.observe(Observation(images, shifted, positives + 0.1 * scores, positives, 0, epoch))
-        found[f"train/{number}"] = _array(scores)
-        found[f"learned/{number}"] = str(made.diagnostics())
+        result[f"train/{number}"] = _array(scores)
+        result[f"learned/{number}"] = str(made.diagnostics())
     if scores.requires_grad:
         (scores * torch.linspace(-1, 1, 4)).sum().backward()
-    found |= _gradients("grad", made.named_parameters())
+    result |= _gradients("grad", made.named_parameters())
     with torch.no_grad():
-        found["after"] = _array(made.eval()(images, texts))
-    return found | {f"after/{k}": _array(v) for k, v in made.named_buffers()}
+        result["after"] = _array(made.eval()(images, texts))
+    return result | {f"after/{k}": _array(v) for k, v in made.named_buffers()}
 
 
 def score_objective(name: str, options: Options) -> Result:
     """Losses and gradients of batches at several epochs, for objectives that read scores alone."""
     torch.manual_seed(0)
     objective = objectives.create(name, options)
-    found = state("first", objective)
+    result = state("first", objective)
     shapes: list[tuple[list[int], float, float]] = [
         ([0, 1, 2, 3, 4, 5], 0.3, 0.0),
         ([0, 0, 1, 2, 2, 3], 0.6, 0.3),
@@ -208,9 +208,9 @@ def score_objective(name: str, options: Options) -> Result:
             torch.manual_seed(1)
             report = objective.compute(scores, case.positives, replace(case.context, epoch=epoch))
             report.loss.backward()
-            found[f"loss/{epoch}/{number}"] = _array(report.loss)
-            found[f"grad/{epoch}/{number}"] = _array(scores.grad)
-    return found
+            result[f"loss/{epoch}/{number}"] = _array(report.loss)
+            result[f"grad/{epoch}/{number}"] = _array(scores.grad)
+    return result
 
 
 def small_pairs(folder: Path) -> Pairs:
@@ -233,7 +233,7 @@ def training(tree: Mapping[str, Any], pairs: Pairs, folder: Path) -> Result:
     torch.manual_seed(settings.seed)
     model = create_model(settings.model, pairs.train, settings.data)
     run = Trainer(model, pairs, settings, folder)
-    found = state("objective", run.objective) | state("model", model)
+    result = state("objective", run.objective) | state("model", model)
     for epoch in range(2):
         run.survey.epoch = epoch
         run.objective.begin_epoch(epoch, run.survey)
@@ -248,10 +248,10 @@ def training(tree: Mapping[str, Any], pairs: Pairs, folder: Path) -> Result:
         loss, _ = run.step_module(batch, epoch, epoch)
         if loss.requires_grad:
             loss.backward()
-        found[f"loss/{epoch}"] = _array(loss)
-        found |= {f"items/{epoch}": sorted(batch.image_ids.tolist())}
-        found |= _gradients(f"grad/{epoch}", run.step_module.named_parameters())
-    return found | {f"after/{k}": _array(v) for k, v in run.objective.state_dict().items()}
+        result[f"loss/{epoch}"] = _array(loss)
+        result |= {f"items/{epoch}": sorted(batch.image_ids.tolist())}
+        result |= _gradients(f"grad/{epoch}", run.step_module.named_parameters())
+    return result | {f"after/{k}": _array(v) for k, v in run.objective.state_dict().items()}
 
 
 def _gradients(prefix: str, named: Iterable[tuple[str, nn.Parameter]]) -> Result:
@@ -261,12 +261,12 @@ def _gradients(prefix: str, named: Iterable[tuple[str, nn.Parameter]]) -> Result
 def extractor(name: str, options: Options) -> Result:
     """Fragments of two pictures, one wide and one high, and what the extractor says of itself."""
     tool = extractors.create(name, options)
-    found: Result = {}
+    result: Result = {}
     for number, size in enumerate([(56, 40), (40, 64)]):
         made = tool.extract(picture(number, *size))
-        found[f"features/{number}"] = np.asarray(made.features, dtype=np.float64)
-        found[f"boxes/{number}"] = np.asarray(made.boxes, dtype=np.float64)
-    return found
+        result[f"features/{number}"] = np.asarray(made.features, dtype=np.float64)
+        result[f"boxes/{number}"] = np.asarray(made.boxes, dtype=np.float64)
+    return result
 
 
 def folders(root: Path, pairs: Pairs) -> dict[str, str]:

@@ -31,9 +31,9 @@ def pages() -> dict[str, str]:
 
 def test_every_command_is_in_the_reference_with_all_its_options(pages) -> None:
     text = pages["reference/cli.md"]
-    found = dict(reference.commands())
-    assert {"counterfoil train", "counterfoil data inspect", "counterfoil index add"} <= set(found)
-    for name, command in found.items():
+    result = dict(reference.commands())
+    assert {"counterfoil train", "counterfoil data inspect", "counterfoil index add"} <= set(result)
+    for name, command in result.items():
         section = text.partition(f"\n## {name}\n")[2].partition("\n## ")[0]
         assert (command.help or "").split(".")[0].split("\n")[0] in section, name
         for parameter in command.params:
@@ -42,11 +42,11 @@ def test_every_command_is_in_the_reference_with_all_its_options(pages) -> None:
 
 
 def keys(section: type, prefix: str = "") -> list[str]:
-    found = []
+    result = []
     for name, field in section.model_fields.items():
         inner = getattr(field.annotation, "model_fields", None)
-        found += keys(field.annotation, f"{prefix}{name}.") if inner else [f"{prefix}{name}"]
-    return found
+        result += keys(field.annotation, f"{prefix}{name}.") if inner else [f"{prefix}{name}"]
+    return result
 
 
 def test_every_key_of_a_recipe_is_in_the_reference(pages) -> None:
@@ -102,9 +102,9 @@ def test_a_tutorial_that_fails_names_its_page(block) -> None:
 
 
 def test_every_tutorial_says_that_it_was_run() -> None:
-    found = sorted(DOCS.glob("tutorials/*.md"))
-    assert found
-    for page in found:
+    result = sorted(DOCS.glob("tutorials/*.md"))
+    assert result
+    for page in result:
         text = page.read_text(encoding="utf-8")
         assert "ran when the site was built" in text, page
         assert "```python" in text, page
@@ -128,3 +128,17 @@ def test_the_site_builds_with_its_tutorials_and_loads_nothing_from_elsewhere(tmp
     listed = re.findall(r"\]\(([^)]+\.html)\)", (site / "llms.txt").read_text(encoding="utf-8"))
     assert {site / path for path in listed} == {page for page in html if page.name != "404.html"}
     assert (site / "search" / "search_index.js").is_file()  # search without a server
+
+
+def test_every_number_of_the_advice_stands_on_a_page_that_it_links_to() -> None:
+    text = (DOCS / "choosing.md").read_text(encoding="utf-8")
+    number = re.compile(r"(?<![\d.])\d+\.\d+")
+    checked = 0
+    for part in re.split(r"\n(?=[-|\d\n])", text):  # a row, an item or a paragraph
+        linked = re.findall(r"\]\(([\w/.-]+\.md)", part)
+        pages = "".join((DOCS / page).read_text(encoding="utf-8") for page in linked)
+        missing = set(number.findall(part)) - set(number.findall(pages))
+        missing -= {"0.9"} if "--threshold" in part else set()
+        assert not missing, part
+        checked += len(number.findall(part))
+    assert checked > 40

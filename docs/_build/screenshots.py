@@ -2,9 +2,12 @@
 
     counterfoil serve RUN --audit AUDIT --runs RUNS &
     python docs/_build/screenshots.py http://127.0.0.1:8000 --out shots
-    python docs/_build/screenshots.py http://127.0.0.1:8000 --docs      # those of docs/images
+    python docs/_build/screenshots.py http://127.0.0.1:8000 --docs \\     # those of docs/images
+      --image scene-test-000497 --text "a kid in checked clothes is holding a big black balloon" \\
+      --word black
 
-With ``--photo FILE``, the match view shows this photo and ``--sentence``.
+With ``--photo FILE``, the match view shows this photo. Without ``--text``, it shows the sentence
+that is searched for, ``--sentence``.
 """
 
 from __future__ import annotations
@@ -28,7 +31,8 @@ from tests.app.browser import Browser, find_browser  # noqa: E402
 
 SIZES = {"wide": (1280, 860, False), "phone": (390, 844, True)}
 SCHEMES = ("light", "dark")
-COLORS, QUALITY = 256, 82
+FREQUENT, DISTANT, QUALITY = 192, 64, 82
+MOST_BYTES = 120_000
 
 # file of docs/images: view, size, scheme
 SHOWN = {
@@ -51,7 +55,7 @@ class Page:
         self.facts = self.ask("/api/about")
         self.sentence = args.sentence or next(iter(self.facts["examples"]), "a dog on a beach")
         self.word = args.word
-        image = self.send(args.photo) if args.photo else self.find_image()
+        image = self.send(args.photo) if args.photo else args.image or self.find_image()
         self.views = {
             "home": "#/",
             "search": f"#/search?{urlencode({'q': self.sentence})}",
@@ -61,7 +65,8 @@ class Page:
             "api": "docs",
         }
         if image is not None:
-            self.views["match"] = f"#/match?{urlencode({'image': image, 'text': self.sentence})}"
+            pair = {"image": image, "text": args.text or self.sentence}
+            self.views["match"] = f"#/match?{urlencode(pair)}"
             self.views["sentences"] = f"#/search?{urlencode({'image': image})}"
 
     def ask(self, path: str, body: Any = None) -> Any:
@@ -92,6 +97,7 @@ class Page:
         self.browser.wait("[...document.images].every((one) => one.complete || one.loading)")
         if view == "match":
             self.browser.wait("document.querySelectorAll('.word').length > 0")
+            self.browser.wait("!document.querySelector('.mending.expected:empty')")  # a correction
             self.choose_word()
         overflow = self.browser.js("document.documentElement.scrollWidth - innerWidth")
         if overflow > 0:
@@ -110,12 +116,24 @@ class Page:
 
 
 def small(path: Path) -> None:
-    """Write a picture again, a photo as JPEG, others with few colors."""
+    """Write a picture again: a photo as JPEG, others with 256 colors if they are large."""
     picture = Image.open(io.BytesIO(path.read_bytes())).convert("RGB")
     if path.suffix == ".jpg":
         picture.save(path, quality=QUALITY, optimize=True)
-    else:
-        picture.quantize(COLORS, dither=Image.Dither.FLOYDSTEINBERG).save(path, optimize=True)
+        return
+    picture.save(path, optimize=True)
+    if path.stat().st_size > MOST_BYTES:
+        few = picture.quantize(palette=palette(picture), dither=Image.Dither.FLOYDSTEINBERG)
+        few.save(path, optimize=True)
+
+
+def palette(picture: Image.Image) -> Image.Image:
+    """Frequent colors for smooth skies, and distant ones, which those would swallow."""
+    frequent = picture.quantize(FREQUENT).getpalette()[: 3 * FREQUENT]
+    distant = picture.quantize(DISTANT, method=Image.Quantize.MAXCOVERAGE).getpalette()
+    colors = Image.new("P", (1, 1))
+    colors.putpalette(frequent + distant[: 3 * DISTANT])
+    return colors
 
 
 def main() -> None:
@@ -124,7 +142,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="folder for a picture of every view")
     parser.add_argument("--docs", action="store_true", help="write the pictures of docs/images")
     parser.add_argument("--photo", type=Path, help="photo of the match view")
+    parser.add_argument("--image", help="image of the match view; default: the best for --sentence")
     parser.add_argument("--sentence", help="sentence to search and match")
+    parser.add_argument("--text", help="another sentence for the match view")
     parser.add_argument("--word", default="", help="word of the sentence that is chosen")
     args = parser.parse_args()
     program = find_browser()

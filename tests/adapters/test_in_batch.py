@@ -27,14 +27,14 @@ def test_every_objective_of_scores_is_that_of_our_own_loop(name) -> None:
     text_ids = torch.tensor([0, 1, 2, 3, 1, 5])  # captions 1 and 4 are identical
     torch.manual_seed(0)
     mine = InBatchLoss(name)
-    found = mine.of_scores(images @ texts.T, image_ids, text_ids)
-    gradients = torch.autograd.grad(found, [images, texts])
+    result = mine.of_scores(images @ texts.T, image_ids, text_ids)
+    gradients = torch.autograd.grad(result, [images, texts])
     torch.manual_seed(0)
     positives = image_ids[:, None] == image_ids
     protected = (text_ids[:, None] == text_ids) & ~positives
     context = Context(protected=protected, logging=False)
     expected = create_objective(name).compute(images @ texts.T, positives, context).loss
-    assert torch.allclose(found, expected, atol=1e-6)
+    assert torch.allclose(result, expected, atol=1e-6)
     for ours, theirs in zip(gradients, torch.autograd.grad(expected, [images, texts]), strict=True):
         assert torch.allclose(ours, theirs, atol=1e-6)
 
@@ -64,9 +64,9 @@ def test_epochs_are_counted_in_training_steps() -> None:
     scores, ids = vectors(0) @ vectors(1).T, torch.arange(6)
     scores.requires_grad_()
     loss = InBatchLoss({"triplet": {"epochs": [1, None]}}, steps_per_epoch=2)
-    found = [loss.of_scores(scores, ids, ids).item() for _ in range(3)]
-    assert found[:2] == [0.0, 0.0]
-    assert found[2] > 0
+    result = [loss.of_scores(scores, ids, ids).item() for _ in range(3)]
+    assert result[:2] == [0.0, 0.0]
+    assert result[2] > 0
     loss.eval()
     loss.of_scores(scores, ids, ids)
     assert loss.step == 3  # evaluation is no step

@@ -48,8 +48,8 @@ def test_loss_and_gradients_are_those_of_our_own_loop(objective) -> None:
     images, texts, scale = features()
     images, texts = images.requires_grad_(), texts.requires_grad_()
     loss = ObjectiveLoss(objective)(images, texts, scale)
-    found = (loss.detach(), *torch.autograd.grad(loss, [images, texts]))
-    for mine, expected in zip(found, our_loop(objective), strict=True):
+    result = (loss.detach(), *torch.autograd.grad(loss, [images, texts]))
+    for mine, expected in zip(result, our_loop(objective), strict=True):
         assert torch.allclose(mine, expected, atol=1e-6)
 
 
@@ -58,9 +58,9 @@ def test_with_the_scale_of_the_model_it_is_the_loss_of_clip() -> None:
     texts[5] = F.normalize(torch.ones(5).double(), dim=-1)  # no duplicates, which CLIP counts
     logits, labels = scale * images @ texts.T, torch.arange(8)
     expected = (F.cross_entropy(logits, labels) + F.cross_entropy(logits.T, labels)) / 2
-    found = ObjectiveLoss(CLIP, scaled=True)(images, texts, scale, output_dict=True)
-    assert set(found) == {"contrastive_loss"}
-    assert torch.allclose(found["contrastive_loss"], expected, atol=1e-6)
+    result = ObjectiveLoss(CLIP, scaled=True)(images, texts, scale, output_dict=True)
+    assert set(result) == {"contrastive_loss"}
+    assert torch.allclose(result["contrastive_loss"], expected, atol=1e-6)
 
 
 def test_ids_of_another_length_are_refused() -> None:
@@ -102,20 +102,20 @@ def share(objective, local_loss: bool, gather_with_grad: bool) -> tuple[torch.Te
 def test_two_processes_are_one(objective, local_loss, in_two_processes) -> None:
     """The mean over processes, which DistributedDataParallel takes, is the exact gradient."""
     loss, of_images, of_texts = our_loop(objective)
-    for rank, found in enumerate(in_two_processes(share, objective, local_loss, True)):
+    for rank, result in enumerate(in_two_processes(share, objective, local_loss, True)):
         mine = slice(4 * rank, 4 * rank + 4)
-        assert torch.allclose(found[0], loss, atol=1e-6)
-        assert torch.allclose(found[1] / 2, of_images[mine], atol=1e-6)
-        assert torch.allclose(found[2] / 2, of_texts[mine], atol=1e-6)
+        assert torch.allclose(result[0], loss, atol=1e-6)
+        assert torch.allclose(result[1] / 2, of_images[mine], atol=1e-6)
+        assert torch.allclose(result[2] / 2, of_texts[mine], atol=1e-6)
 
 
 def test_without_gather_with_grad_a_process_moves_its_own_features_only(in_two_processes) -> None:
     loss, of_images, of_texts = our_loop("hardest")
-    for rank, found in enumerate(in_two_processes(share, "hardest", False, False)):
+    for rank, result in enumerate(in_two_processes(share, "hardest", False, False)):
         mine = slice(4 * rank, 4 * rank + 4)
-        assert torch.allclose(found[0], loss, atol=1e-6)
-        assert torch.allclose(found[1], of_images[mine], atol=1e-6)
-        assert torch.allclose(found[2], of_texts[mine], atol=1e-6)
+        assert torch.allclose(result[0], loss, atol=1e-6)
+        assert torch.allclose(result[1], of_images[mine], atol=1e-6)
+        assert torch.allclose(result[2], of_texts[mine], atol=1e-6)
 
 
 def test_horovod_is_refused() -> None:
@@ -143,8 +143,8 @@ def test_it_is_what_their_own_loss_computes() -> None:
     module = open_clip()
     out = tiny_clip(module)(*(x[:7] for x in toy_batch()))
     expected = module.ClipLoss()(**out, output_dict=True)["contrastive_loss"]
-    found = ObjectiveLoss(CLIP, scaled=True)(**out, output_dict=True)["contrastive_loss"]
-    assert torch.allclose(found, expected, atol=1e-6)
+    result = ObjectiveLoss(CLIP, scaled=True)(**out, output_dict=True)["contrastive_loss"]
+    assert torch.allclose(result, expected, atol=1e-6)
 
 
 def test_a_loop_like_theirs_learns_with_our_objective() -> None:

@@ -104,8 +104,8 @@ def share(objective) -> tuple[torch.Tensor, ...]:
 
 @pytest.mark.parametrize("objective", ["hardest", {"infonce": {"learned": False}}])
 def test_two_processes_are_one(objective, in_two_processes) -> None:
-    for found in in_two_processes(share, objective):
-        assert_same(found, our_loop(objective))
+    for result in in_two_processes(share, objective):
+        assert_same(result, our_loop(objective))
 
 
 def test_more_columns_or_unknown_inputs_are_refused() -> None:

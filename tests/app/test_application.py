@@ -41,9 +41,9 @@ def test_it_starts_answers_and_stops_at_a_signal(run, cache, tmp_path) -> None:
     try:
         assert process.stdout is not None
         line = next(line for line in process.stdout if "http://" in line)
-        found = re.search(r"http://127\.0\.0\.1:\d+/", line)
-        assert found is not None
-        with urllib.request.urlopen(f"{found[0]}healthz", timeout=60) as answer:  # noqa: S310
+        result = re.search(r"http://127\.0\.0\.1:\d+/", line)
+        assert result is not None
+        with urllib.request.urlopen(f"{result[0]}healthz", timeout=60) as answer:  # noqa: S310
             assert answer.status == 200
         assert list(tmp_path.glob("counterfoil-serve-*"))
         process.send_signal(signal.SIGTERM)

@@ -375,9 +375,25 @@ def test_the_audit_strikes_wrong_words_and_shows_hostile_text_as_text(page) -> N
     browser.wait("document.getElementById('sentence')?.value === 'a red dog on a beach'")
 
 
+def test_the_audit_shows_the_whole_picture(page) -> None:
+    browser = page.open("audit")
+    style = "getComputedStyle(document.querySelector('.finding .shot img'))"
+    assert browser.js(f"{style}.objectFit") == "contain"
+    assert browser.js("document.querySelector('.finding .shot').clientWidth") >= 200
+
+
+def test_the_match_view_offers_images_of_the_library(page, client) -> None:
+    browser = page.open("match")
+    assert browser.count(".ticket") == 5
+    browser.click(".ticket")
+    first = client.get("/api/images?limit=1").json["images"][0]
+    browser.wait(f"document.getElementById('sentence')?.value === {first['captions'][0]!r}")
+
+
 def test_runs_show_their_curves(page) -> None:
     browser = page.open("runs")
     assert browser.count(".chart svg polyline") >= 3
+    assert "loss loss" not in browser.text(".charts").lower()
     assert "R@1" in browser.text("table")
     browser.hover(".chart svg")
     assert browser.text(".chart .read").startswith("epoch")
@@ -387,6 +403,9 @@ def test_the_documentation_lists_every_route(page, browser, client) -> None:
     browser.go(f"{client.base}/docs")
     routes = client.get("/openapi.json").json["paths"].values()
     assert browser.count(".operation") == sum(len(methods) for methods in routes)
+    browser.click("#theme")
+    assert browser.js("document.documentElement.dataset.theme") == "dark"
+    browser.js("localStorage.clear()")
 
 
 def ground(browser: Browser, path: Path) -> tuple[int, ...]:

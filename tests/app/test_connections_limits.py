@@ -85,19 +85,19 @@ def test_the_letters_and_words_of_a_sentence(client) -> None:
 
 def test_the_texts_and_images_of_a_request_and_the_results(client, pairs) -> None:
     def score(images: int, texts: int) -> int:
-        asked = {"images": [pairs.test.ids[0]] * images, "texts": ["a dog"] * texts}
-        return client.post("/api/score", asked).status
+        command = {"images": [pairs.test.ids[0]] * images, "texts": ["a dog"] * texts}
+        return client.post("/api/score", command).status
 
     assert (score(1, TEXTS), score(1, TEXTS + 1)) == (200, 422)
     assert (score(TEXTS, 1), score(TEXTS + 1, 1)) == (200, 422)
     for path, most in (("/api/search", RESULTS), ("/api/images", PAGE)):
-        found = [
+        result = [
             client.post(path, {"text": "a dog", "k": count}).status
             if path == "/api/search"
             else client.get(f"{path}?limit={count}").status
             for count in (most, most + 1)
         ]
-        assert found == [200, 422]
+        assert result == [200, 422]
 
 
 def test_the_work_that_waits() -> None:

@@ -35,9 +35,9 @@ def split(pairs):
 @pytest.fixture(scope="module")
 def report(run, split, tmp_path_factory):
     folder = tmp_path_factory.mktemp("other-split")
-    found = audit_split(load_model(run, "cpu"), split, threshold=0.05, examined=4)
-    assert found.listed
-    write_report(folder, "another split", [found], {})
+    result = audit_split(load_model(run, "cpu"), split, threshold=0.05, examined=4)
+    assert result.listed
+    write_report(folder, "another split", [result], {})
     return folder
 
 
@@ -84,11 +84,11 @@ def test_an_image_of_other_data_with_the_same_id_is_not_taken_for_the_audited_on
 ) -> None:
     """The index has the id, too, but for another image."""
     taken = pairs.test.ids[0]
-    found = json.loads((report / "findings.jsonl").read_text().splitlines()[0])
+    result = json.loads((report / "findings.jsonl").read_text().splitlines()[0])
     own = {"split": "train", "id": taken, "captions": ["another"], "pixels": None}
     for image, folder in ((None, tmp_path / "bare"), ("red", tmp_path / "pixels")):
         folder.mkdir()
-        line = {**found, "image": taken, "better_image": None, "better_caption": None}
+        line = {**result, "image": taken, "better_image": None, "better_caption": None}
         (folder / "findings.jsonl").write_text(json.dumps({**line, "near_duplicate": None}))
         if image is not None:
             Image.new("RGB", (64, 64), image).save(tmp_path / "red.png")

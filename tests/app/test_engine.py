@@ -30,21 +30,21 @@ def corrections(draw) -> tuple[Correction, list[float], dict[str, float]]:
 
 @given(corrections())
 def test_words_that_both_doubt_are_exchanged_while_the_score_rises(drawn) -> None:
-    found, effects, worth = drawn
+    result, effects, worth = drawn
 
     def score(text: str) -> float:
         return sum(worth[word] for word in text.split())
 
-    agreed = agree(found, effects, lambda texts: [score(text) for text in texts])
-    before, words = score(found.text), found.text.split()
+    agreed = agree(result, effects, lambda texts: [score(text) for text in texts])
+    before, words = score(result.text), result.text.split()
     doubtful = {place for place, effect in enumerate(effects) if effect < 0}
     for change in agreed.changes:
         assert change.position in doubtful
-        assert change.instead in found.words[change.position].suggestions
+        assert change.instead in result.words[change.position].suggestions
         best = max(
             before + worth[new] - worth[words[place]]
             for place in doubtful
-            for new in found.words[place].suggestions
+            for new in result.words[place].suggestions
         )
         doubtful.remove(change.position)
         words[change.position] = change.instead
@@ -58,5 +58,5 @@ def test_words_that_both_doubt_are_exchanged_while_the_score_rises(drawn) -> Non
         assert not any(
             before + worth[new] - worth[words[place]] > before + MIN_GAIN * abs(before) + 1e-9
             for place in doubtful
-            for new in found.words[place].suggestions
+            for new in result.words[place].suggestions
         )

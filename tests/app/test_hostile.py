@@ -78,8 +78,8 @@ def test_an_upload_has_a_clean_answer(client, name) -> None:
     answer = client.upload(data, name="../../etc/passwd")
     assert answer.status == status, answer.body
     if status == 201:
-        asked = {"image": answer.json["id"], "text": "a dog"}
-        assert client.post("/api/explain", asked).status == 200
+        command = {"image": answer.json["id"], "text": "a dog"}
+        assert client.post("/api/explain", command).status == 200
     else:
         is_a_problem(answer)
 

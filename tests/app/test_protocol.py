@@ -97,9 +97,9 @@ def heard_until(connection: socket.socket, end: bytes) -> bytes:
 
 def gauge(client: Client, name: str) -> int:
     text = client.get("/metrics").body.decode()
-    found = re.search(rf"^counterfoil_{name} (\d+)\.0$", text, re.M)
-    assert found is not None
-    return int(found[1])
+    result = re.search(rf"^counterfoil_{name} (\d+)\.0$", text, re.M)
+    assert result is not None
+    return int(result[1])
 
 
 @pytest.mark.parametrize(

@@ -211,9 +211,9 @@ def test_clients_that_leave_right_behind_the_handshake_give_their_places_back(
     metrics = b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
     until, most = time.monotonic() + 60, 9
     while most > 1 and time.monotonic() < until:
-        found = re.search(rb"\ncounterfoil_connections (\d+)", asked(secure, metrics))
-        assert found is not None
-        most = int(found[1])
+        result = re.search(rb"\ncounterfoil_connections (\d+)", asked(secure, metrics))
+        assert result is not None
+        most = int(result[1])
     assert most == 1  # the one that asks
 
 

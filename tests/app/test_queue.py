@@ -67,10 +67,10 @@ def test_every_piece_of_work_gets_its_own_result(asked, size) -> None:
         waiting = [asyncio.ensure_future(queue.submit(one)) for one in work]
         await asyncio.sleep(0)
         worker.gate.set()
-        found = await asyncio.gather(*waiting)
+        result = await asyncio.gather(*waiting)
         await first
         queue.close()
-        return found
+        return result
 
     assert asyncio.run(ask()) == [2 * n if double else -n for double, n in asked]
     assert all(len(batch) <= size for batch in worker.batches)
@@ -91,9 +91,9 @@ def test_one_that_fails_does_not_fail_the_others() -> None:
         await asyncio.sleep(0)
         worker.gate.set()
         await first
-        found = await asyncio.gather(*waiting, return_exceptions=True)
+        result = await asyncio.gather(*waiting, return_exceptions=True)
         queue.close()
-        return found
+        return result
 
     one, thirteen, three = asyncio.run(ask())
     assert (one, three) == (2, 6)

@@ -25,64 +25,66 @@ def image(pairs) -> str:
 
 def test_scores_are_those_of_the_model(client, content, pairs) -> None:
     texts = [TEXT, "two cows", *pairs.test.captions[0][:2]]
-    found = client.post("/api/score", {"images": pairs.test.ids[:5], "texts": texts}).json
+    result = client.post("/api/score", {"images": pairs.test.ids[:5], "texts": texts}).json
     fragments = [pairs.test.fragments.read(place) for place in range(5)]
     wanted = content.index.model.score(fragments, texts).tolist()
-    for row, wanted_row in zip(found["scores"], wanted, strict=True):
+    for row, wanted_row in zip(result["scores"], wanted, strict=True):
         assert row == pytest.approx(wanted_row, abs=2e-3)  # the index keeps half precision
 
 
 def test_a_text_finds_the_images_that_exhaustive_search_finds(client, content) -> None:
-    found = client.post("/api/search", {"text": TEXT, "k": 7}).json
+    result = client.post("/api/search", {"text": TEXT, "k": 7}).json
     wanted = content.index.search(TEXT, k=7, exhaustive=True)
-    assert found["target"] == "images"
-    assert [hit["id"] for hit in found["hits"]] == [hit.id for hit in wanted.hits]
-    assert found["hits"][0]["score"] == pytest.approx(wanted.hits[0].score, abs=1e-5)
-    assert [hit["rank"] for hit in found["hits"]] == list(range(1, 8))
+    assert result["target"] == "images"
+    assert [hit["id"] for hit in result["hits"]] == [hit.id for hit in wanted.hits]
+    assert result["hits"][0]["score"] == pytest.approx(wanted.hits[0].score, abs=1e-5)
+    assert [hit["rank"] for hit in result["hits"]] == list(range(1, 8))
 
 
 def test_an_image_finds_captions_and_images_like_it(client, content, image) -> None:
-    found = client.post("/api/search", {"image": image, "k": 5}).json
+    result = client.post("/api/search", {"image": image, "k": 5}).json
     wanted = content.index.search(image=image, k=5, exhaustive=True)
-    assert [hit["text"] for hit in found["hits"]] == [hit.text for hit in wanted.hits]
+    assert [hit["text"] for hit in result["hits"]] == [hit.text for hit in wanted.hits]
     alike = client.post("/api/search", {"image": image, "k": 2, "target": "images"}).json
     assert alike["hits"][0]["id"] == image
 
 
 def test_words_the_model_never_saw_are_named(client) -> None:
-    found = client.post("/api/search", {"text": "a zyzzyva on a bicycle"}).json
-    assert found["unknown"] == ["zyzzyva"]
+    result = client.post("/api/search", {"text": "a zyzzyva on a bicycle"}).json
+    assert result["unknown"] == ["zyzzyva"]
 
 
 def test_an_explanation_adds_up_and_says_where_words_looked(client, image, content) -> None:
-    found = client.post("/api/explain", {"image": image, "text": TEXT}).json
-    parts = [*found["words"], *found["specials"]]
-    assert sum(word["effect"] for word in parts) == pytest.approx(found["score"], abs=1e-5)
-    assert found["additive"]
-    assert [TEXT[slice(*word["span"])] for word in found["words"]][:4] == ["A", "man", "on", "a"]
-    assert all(len(word["region_weights"]) == len(found["boxes"]) for word in found["words"])
-    assert all(-1 <= word["shade"] <= 1 for word in found["words"])
-    assert found["scale"]["boundary"] == pytest.approx(found["boundary"])
+    result = client.post("/api/explain", {"image": image, "text": TEXT}).json
+    parts = [*result["words"], *result["specials"]]
+    assert sum(word["effect"] for word in parts) == pytest.approx(result["score"], abs=1e-5)
+    assert result["additive"]
+    assert [TEXT[slice(*word["span"])] for word in result["words"]][:4] == ["A", "man", "on", "a"]
+    assert all(len(word["region_weights"]) == len(result["boxes"]) for word in result["words"])
+    assert all(-1 <= word["shade"] <= 1 for word in result["words"])
+    assert result["scale"]["boundary"] == pytest.approx(result["boundary"])
 
 
 def test_words_beyond_the_boundary_are_not_punished_by_themselves(client, image) -> None:
     """Similarities on the scale are the ones NAAF compares with its boundary (eq. 7)."""
-    found = client.post("/api/explain", {"image": image, "text": "tree"}).json
-    word, ends = found["words"][0], found["specials"]
+    result = client.post("/api/explain", {"image": image, "text": "tree"}).json
+    word, ends = result["words"][0], result["specials"]
     assert len(ends) == 2
     assert -1.001 <= word["similarity"] <= 1.001
-    if word["similarity"] > found["boundary"]:
+    if word["similarity"] > result["boundary"]:
         assert word["positive"] > 0
 
 
 def test_a_correction_is_that_of_the_corrector(client, content, pairs, image) -> None:
-    asked = {"image": image, "text": TEXT, "threshold": 0.3}
-    found = client.post("/api/correct", asked).json
+    command = {"image": image, "text": TEXT, "threshold": 0.3}
+    result = client.post("/api/correct", command).json
     fragments = pairs.test.fragments.read(3)
     wanted = correct(content.models[0].corrector, fragments, TEXT, threshold=0.3)
-    assert found["corrected"] == wanted.corrected
-    assert [change["instead"] for change in found["changes"]] == [c.instead for c in wanted.changes]
-    assert found["corrected_score"] >= found["score"]
+    assert result["corrected"] == wanted.corrected
+    assert [change["instead"] for change in result["changes"]] == [
+        c.instead for c in wanted.changes
+    ]
+    assert result["corrected_score"] >= result["score"]
 
 
 def test_the_matcher_agrees_only_with_what_raises_its_score(client, pairs) -> None:
@@ -147,9 +149,9 @@ def test_findings_can_be_filtered_by_reason(client) -> None:
 def test_a_run_has_its_results_and_curves(client, run) -> None:
     (listed,) = client.get("/api/runs").json["runs"]
     assert listed["name"] == "small-naaf"
-    found = client.get("/api/run?name=small-naaf").json
-    assert found["rsum"] == json.loads((run / "results.json").read_text())["rsum"]
-    plots = {plot["name"]: plot for plot in found["plots"]}
+    result = client.get("/api/run?name=small-naaf").json
+    assert result["rsum"] == json.loads((run / "results.json").read_text())["rsum"]
+    plots = {plot["name"]: plot for plot in result["plots"]}
     assert {"loss", "rsum", "boundary"} <= set(plots)
     assert [x for x, _ in plots["rsum"]["series"][0]["points"]] == [1, 2]
 

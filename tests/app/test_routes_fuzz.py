@@ -55,11 +55,11 @@ def test_any_text_about_a_known_image_has_an_answer(client, pairs, kind) -> None
 
     @given(st.text(max_size=60) | st.text("ab .,'\"-0Ii̇ß", max_size=30))
     def ask(text) -> None:
-        asked = {
+        command = {
             "search": {"text": text},
             "score": {"images": [image], "texts": [text, "a dog"]},
         }.get(kind, {"image": image, "text": text})
-        answer = client.post(f"/api/{kind}", asked)
+        answer = client.post(f"/api/{kind}", command)
         assert answer.status in (200, 422), answer.body
 
     ask()

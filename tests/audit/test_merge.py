@@ -241,6 +241,53 @@ def test_undo_after_a_merge_leaves_the_decision_of_the_other(tmp_path, theirs) -
     assert outcomes(tmp_path / "a")[0] == theirs
 
 
+def test_a_decision_that_its_reviewer_took_back_is_taken_back_at_the_next_merge(tmp_path) -> None:
+    mine = reviewed(tmp_path / "a", "ann", "keep", None, "keep")
+    theirs = reviewed(tmp_path / "b", "bob", "discard", "discard", "keep")
+    first = merge_log(mine, tmp_path / "b", FINDINGS)
+    assert (first.withdrawn, len(first.conflicts)) == (0, 1)
+    for key in KEYS[:2]:
+        theirs.append(Decision.on(key, "undo", "bob"))
+    second = merge_log(mine, tmp_path / "b", FINDINGS)
+    assert (second.withdrawn, second.added, second.conflicts) == (2, 0, ())
+    assert outcomes(tmp_path / "a") == ["keep", None, "keep", None, None, None]
+    before = mine.path.read_bytes()
+    assert merge_log(DecisionLog(tmp_path / "a"), tmp_path / "b", FINDINGS).withdrawn == 0
+    assert mine.path.read_bytes() == before
+    theirs.append(Decision.on(KEYS[0], "fix", "bob", "a cat"))
+    third = merge_log(mine, tmp_path / "b", FINDINGS)
+    assert (third.withdrawn, third.added, len(third.conflicts)) == (0, 1, 1)
+
+
+@pytest.mark.parametrize("prefer", ["mine", "theirs"])
+def test_a_preferred_decision_is_taken_back_with_the_one_it_copies(tmp_path, prefer) -> None:
+    mine = reviewed(tmp_path / "a", "ann", "keep")
+    theirs = reviewed(tmp_path / "b", "bob", "discard")
+    merge_log(mine, tmp_path / "b", FINDINGS, prefer)
+    theirs.append(Decision.on(KEYS[0], "undo", "bob"))
+    assert merge_log(mine, tmp_path / "b", FINDINGS).withdrawn == 1
+    assert outcomes(tmp_path / "a")[0] == "keep"
+
+
+def test_only_the_decision_that_was_taken_back_goes_and_others_pass_it_on(tmp_path) -> None:
+    mine = reviewed(tmp_path / "a", ANONYMOUS, "keep")
+    theirs = reviewed(tmp_path / "b", ANONYMOUS, "discard")
+    third = reviewed(tmp_path / "c", "cem")
+    merge_log(mine, tmp_path / "b", FINDINGS)
+    merge_log(third, tmp_path / "a", FINDINGS)
+    theirs.append(Decision.on(KEYS[0], "undo", ANONYMOUS))
+    assert merge_log(mine, tmp_path / "b", FINDINGS).withdrawn == 1
+    assert outcomes(tmp_path / "a")[0] == "keep"
+    assert merge_log(third, tmp_path / "a", FINDINGS).withdrawn == 1
+    assert outcomes(tmp_path / "c")[0] == "keep"
+    older = reviewed(tmp_path / "d", "bob", "discard")
+    merge_log(mine, tmp_path / "d", FINDINGS)
+    older.append(Decision.on(KEYS[0], "keep", "bob"))
+    older.append(Decision.on(KEYS[0], "undo", "bob"))  # of what was never merged
+    assert merge_log(mine, tmp_path / "d", FINDINGS).withdrawn == 0
+    assert len(mine.standings()[KEYS[0]].rivals) == 1
+
+
 def test_a_moved_decision_is_not_replaced_by_a_merged_one(tmp_path) -> None:
     mine = reviewed(tmp_path / "a", "ann")
     mine.append(Decision.on(KEYS[0]._replace(caption=4), "keep", "ann"))

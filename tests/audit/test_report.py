@@ -236,11 +236,11 @@ def test_an_image_that_has_a_near_duplicate_twice_is_pictured_once() -> None:
 
 
 def test_files_for_programs_hold_every_finding() -> None:
-    found = [finding(text, n) for n, text in enumerate(HOSTILE)]
-    lines = [json.loads(line) for line in to_jsonl(found).splitlines()]
+    result = [finding(text, n) for n, text in enumerate(HOSTILE)]
+    lines = [json.loads(line) for line in to_jsonl(result).splitlines()]
     assert [line["text"] for line in lines] == HOSTILE
-    assert [Finding.from_dict(line) for line in lines] == found
-    rows = list(csv.DictReader(io.StringIO(to_csv(found))))
+    assert [Finding.from_dict(line) for line in lines] == result
+    rows = list(csv.DictReader(io.StringIO(to_csv(result))))
     assert [row["text"] for row in rows[:-1]] == HOSTILE[:-1]
     assert rows[-1]["text"] == f"'{HOSTILE[-1]}"
     assert rows[0]["margin"] == "-0.2"
@@ -285,13 +285,13 @@ def in_browser(page: str, folder) -> str:
 @pytest.mark.skipif(BROWSER is None, reason="no browser")
 def test_in_a_browser_it_sorts_filters_and_obeys_the_keyboard(tmp_path) -> None:
     other = Reason(sign="other-image", strength=0.9, text="x")
-    found = [
+    result = [
         finding("a dog", 0),
         finding("a cat", 1, reasons=(other,)),
         finding("a cow", 2, kind="false-negative"),
         finding("<script>document.body.dataset.hacked = 1</script>", 3),
     ]
-    page = page_of(found)
+    page = page_of(result)
     shown = in_browser(page, tmp_path)
     assert "3 of 3 findings shown" in shown  # its script is let through by its own policy
     assert "data-hacked" not in shown

@@ -27,8 +27,8 @@ SMALL = {"embed_size": 16, "text": {"word_dim": 8}}
 
 def expected(model, split):
     """Own scores, ranks, best others and pools from the matrix, by loops."""
-    found = score_split(model, split)
-    scores, owner = found.scores.numpy(), found.image_of
+    result = score_split(model, split)
+    scores, owner = result.scores.numpy(), result.image_of
     own = scores[owner, np.arange(len(owner))]
     ranks, others = [], []
     for text, image in enumerate(owner):
@@ -36,7 +36,7 @@ def expected(model, split):
         ranks.append(1 + int((rest > own[text] + 1e-6).sum()))
         others.append(rest.max())
     pools = [np.sort(row[owner != image])[::-1][:POOL_SIZE] for image, row in enumerate(scores)]
-    return found, own, ranks, others, pools
+    return result, own, ranks, others, pools
 
 
 @pytest.mark.parametrize(
@@ -51,21 +51,21 @@ def test_blocks_find_what_the_whole_matrix_says(concepts, monkeypatch, name, blo
     monkeypatch.setattr(score_plan, "CPU_CELLS", 300)  # and these in small tiles
     split = concepts.test.select(range(16))
     model = cf.create(name, concepts, **SMALL)
-    found = survey_split(model, split, block_size=block)
+    result = survey_split(model, split, block_size=block)
     _, own, ranks, others, pools = expected(model, split)
-    np.testing.assert_allclose(found.own, own, atol=1e-5)
-    assert found.rank.tolist() == ranks
-    np.testing.assert_allclose(found.other_score, others, atol=1e-5)
-    np.testing.assert_allclose(found.pool_score, pools, atol=1e-5)
-    for text, (image, best) in enumerate(zip(found.other, found.other_score, strict=True)):
+    np.testing.assert_allclose(result.own, own, atol=1e-5)
+    assert result.rank.tolist() == ranks
+    np.testing.assert_allclose(result.other_score, others, atol=1e-5)
+    np.testing.assert_allclose(result.pool_score, pools, atol=1e-5)
+    for text, (image, best) in enumerate(zip(result.other, result.other_score, strict=True)):
         assert image != split.image_of[text]
         fragments = split.fragments.read(int(image))
         assert float(model.score([fragments], [split.texts[text]])[0, 0]) == pytest.approx(
             best, abs=1e-5
         )
-    for image, captions in enumerate(found.pool):
+    for image, captions in enumerate(result.pool):
         assert all(split.image_of[caption] != image for caption in captions)
-    assert (found.compared, found.skipped) == (16, [])
+    assert (result.compared, result.skipped) == (16, [])
 
 
 def test_no_more_than_a_block_of_scores_is_held(concepts, monkeypatch) -> None:
@@ -119,8 +119,8 @@ def test_own_scores_are_as_precise_as_those_they_are_ranked_by(concepts) -> None
     model = cf.create("uniter-small", concepts, embed_size=16, matcher={"layers": 1, "heads": 2})
     full = expected(model, split)[1]
     with mock.patch.object(CrossEncoder, "rounds", return_value=True):
-        found, rough = survey_split(model, split).own, expected(model, split)[1]
-    assert abs(found - rough).mean() < 0.2 * abs(found - full).mean()
+        result, rough = survey_split(model, split).own, expected(model, split)[1]
+    assert abs(result - rough).mean() < 0.2 * abs(result - full).mean()
 
 
 def test_other_scores_that_are_not_numbers_are_refused(concepts) -> None:
@@ -147,23 +147,23 @@ def test_a_cross_encoder_is_asked_for_its_own_pairs_alone(concepts) -> None:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.2 * torch.randn_like(parameter))
-    found = survey_split(model, split)
+    result = survey_split(model, split)
     _, own, ranks, _, _ = expected(model, split)
-    np.testing.assert_allclose(found.own, own, atol=1e-5)
-    assert found.rank.tolist() == ranks
+    np.testing.assert_allclose(result.own, own, atol=1e-5)
+    assert result.rank.tolist() == ranks
 
 
 @pytest.mark.parametrize("block", [None, 5])
 def test_unreadable_images_are_left_out_and_named(concepts, tmp_path, block) -> None:
     split = with_unreadable(concepts.test.select(range(12)), [0, 1, 2, 3, 4, 9], tmp_path)
     model = cf.create("rvse-mlp", concepts, **SMALL)
-    found = survey_split(model, split, block_size=block)
-    assert found.compared == 6
-    assert len(found.skipped) == 6
-    assert found.skipped[5].startswith("image test-9: ")
-    assert set(split.image_of[found.captions].tolist()) == {5, 6, 7, 8, 10, 11}
-    assert np.isnan(found.own[split.image_of == 9]).all()
-    assert not set(found.other[found.captions].tolist()) & {0, 1, 2, 3, 4, 9}
+    result = survey_split(model, split, block_size=block)
+    assert result.compared == 6
+    assert len(result.skipped) == 6
+    assert result.skipped[5].startswith("image test-9: ")
+    assert set(split.image_of[result.captions].tolist()) == {5, 6, 7, 8, 10, 11}
+    assert np.isnan(result.own[split.image_of == 9]).all()
+    assert not set(result.other[result.captions].tolist()) & {0, 1, 2, 3, 4, 9}
 
 
 def test_ties_count_against_the_own_image(concepts) -> None:
@@ -171,24 +171,24 @@ def test_ties_count_against_the_own_image(concepts) -> None:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.zero_()
-    found = survey_split(model, concepts.test.select(range(6)))
-    assert set(found.rank.tolist()) == {6}
+    result = survey_split(model, concepts.test.select(range(6)))
+    assert set(result.rank.tolist()) == {6}
 
 
 def test_a_single_image_has_no_rival(concepts) -> None:
     model = cf.create("rvse-mlp", concepts, **SMALL)
-    found = survey_split(model, concepts.test.select([3]))
-    assert found.rank.tolist() == [1, 1]
-    assert found.other.tolist() == [-1, -1]
-    assert (found.pool == -1).all()
+    result = survey_split(model, concepts.test.select([3]))
+    assert result.rank.tolist() == [1, 1]
+    assert result.other.tolist() == [-1, -1]
+    assert (result.pool == -1).all()
 
 
 def test_images_without_captions_are_rivals_but_not_judged(concepts) -> None:
     split = concepts.test.select(range(4))
     bare = replace(split, captions=[split.captions[0], [], split.captions[2], []])
-    found = survey_split(cf.create("rvse-mlp", concepts, **SMALL), bare)
-    assert found.compared == 4
-    assert len(found.captions) == 4
+    result = survey_split(cf.create("rvse-mlp", concepts, **SMALL), bare)
+    assert result.compared == 4
+    assert len(result.captions) == 4
 
 
 def test_a_split_with_nothing_to_judge_is_refused(concepts, tmp_path) -> None:

@@ -62,12 +62,12 @@ def test_a_stopped_survey_goes_on_to_the_same_result(
             checkpoint=SurveyCheckpoint.of(file, model, split),
         )
     rest = StopsAfter()
-    found = survey_split(
+    result = survey_split(
         model, split, rest, block, checkpoint=SurveyCheckpoint.of(file, model, split)
     )
     for name in FIELDS:
-        np.testing.assert_array_equal(getattr(found, name), getattr(whole, name))
-    assert (found.compared, found.skipped) == (whole.compared, whole.skipped)
+        np.testing.assert_array_equal(getattr(result, name), getattr(whole, name))
+    assert (result.compared, result.skipped) == (whole.compared, whole.skipped)
     ((label, done),) = rest.begun  # own scores were not needed again
     assert label.startswith("scoring")
     assert done >= steps
@@ -98,8 +98,8 @@ def test_an_image_that_was_mended_is_looked_at(concepts, tmp_path, often, monkey
     broken = with_unreadable(split, [4], tmp_path)  # not one of those in the split's mark
     model = cf.create("rvse-mlp", concepts, **SMALL)
     file = tmp_path / "kept"
-    found = survey_split(model, broken, checkpoint=SurveyCheckpoint.of(file, model, broken))
-    assert len(found.skipped) == 1
+    result = survey_split(model, broken, checkpoint=SurveyCheckpoint.of(file, model, broken))
+    assert len(result.skipped) == 1
     assert SurveyCheckpoint.of(file, model, split).load() is not None
     again = survey_split(model, split, checkpoint=SurveyCheckpoint.of(file, model, split))
     assert (again.skipped, again.compared) == ([], 8)

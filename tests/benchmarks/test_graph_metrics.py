@@ -42,14 +42,14 @@ def test_precision_and_recall_count_what_both_have(pairs) -> None:
     report = compare_graphs(pairs)
     assert report.captions == len(pairs)
     for kind in (*KINDS, ALL):
-        found = true = common = 0
+        result = true = common = 0
         for one, other in pairs:
             mine = [u for u in one.units() if kind in (u.kind, ALL)]
             theirs = [u for u in other.units() if kind in (u.kind, ALL)]
-            found, true = found + len(mine), true + len(theirs)
+            result, true = result + len(mine), true + len(theirs)
             common += sum(unit in theirs for unit in mine)
         measured = report.units[kind]
-        assert measured.precision == (common / found if found else 1)
+        assert measured.precision == (common / result if result else 1)
         assert measured.recall == (common / true if true else 1)
     places = [
         tuple({p for unit in graph.units() for p in unit.positions} for graph in pair)
@@ -59,9 +59,9 @@ def test_precision_and_recall_count_what_both_have(pairs) -> None:
 
 
 def test_a_wrong_kind_is_wrong_and_a_missing_word_costs_the_unit_only() -> None:
-    found = SceneGraph.of([Unit((1,), "object"), Unit((2,), "relation")])
+    result = SceneGraph.of([Unit((1,), "object"), Unit((2,), "relation")])
     true = SceneGraph.of([Unit((1,), "attribute"), Unit((2, 3), "relation")])
-    report = compare_graphs([(found, true)])
+    report = compare_graphs([(result, true)])
     assert report.units[ALL].common == 0
     assert (report.words["relation"].precision, report.words["relation"].recall) == (1, 0.5)
     assert report.words["object"].precision == 0

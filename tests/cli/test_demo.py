@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +16,7 @@ import pytest
 from counterfoil.app.connections import Limits
 from counterfoil.app.content import Audit, AwaitedAudit, open_content
 from counterfoil.app.images import Library
-from counterfoil.cli.demo import _content, _new_demo, _show_message, _training_line
+from counterfoil.cli.demo import _content, _new_demo, _run, _show_message, _training_line
 from counterfoil.cli.demo_background import AUDIT, Background, Failure
 from counterfoil.cli.demo_stages import AuditResult, Demo, _make_room
 from counterfoil.cli.signals import StopSignals
@@ -69,6 +70,18 @@ def test_without_a_terminal_both_tables_are_printed_beside_chance(small) -> None
     assert printed.index("scenes-naaf, a pretrained model") < printed.index("trained from nothing")
     report = json.loads((folder / "results.json").read_text())
     assert f"RSUM {report['rsum']:.1f}" in printed
+
+
+def test_the_time_to_the_first_results_counts_from_the_call_of_the_command(
+    small, cache, capsys
+) -> None:
+    line = re.compile(r"^First results ready after (\d+) s\.$", re.MULTILINE)
+    folder, printed = small
+    assert len(line.findall(printed)) == 1
+    assert line.search(printed).start() < printed.index("Planted errors")
+    _run(same_demo(folder, cache), None, False, started=time.monotonic() - 4000)
+    (seconds,) = line.findall(capsys.readouterr().out)
+    assert 4000 <= int(seconds) < 4000 + PATIENCE
 
 
 def test_the_pretrained_model_retrieves_scenes_that_it_was_not_trained_on(small) -> None:
@@ -263,13 +276,13 @@ def test_a_demo_folder_that_lost_its_config_is_cleared(copied) -> None:
 def test_an_interrupted_demo_exits_with_130_and_goes_on_next_time(
     cache, tmp_path, monkeypatch
 ) -> None:
-    asked = [*SMALL, "--out", tmp_path / "d", "--cache", cache]
+    command = [*SMALL, "--out", tmp_path / "d", "--cache", cache]
     with monkeypatch.context() as patch:
         patch.setattr(StopSignals, "stop_requested", True)
-        invoke(*asked, code=130)
+        invoke(*command, code=130)
     assert not (tmp_path / "d" / "results.json").exists()
     first = (tmp_path / "d" / "metrics.jsonl").read_bytes()
-    assert "trained from nothing, on the same test scenes" in invoke(*asked)
+    assert "trained from nothing, on the same test scenes" in invoke(*command)
     assert (tmp_path / "d" / "metrics.jsonl").read_bytes().startswith(first)
 
 
@@ -281,8 +294,8 @@ def test_make_shows_the_progress_of_pip_and_passes_arguments_on() -> None:
         pytest.skip("needs make")
 
     def commands(*args: str) -> str:
-        asked = ["make", "--no-print-directory", "--dry-run", "--always-make", "demo", *args]
-        return subprocess.run(asked, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+        command = ["make", "--no-print-directory", "--dry-run", "--always-make", "demo", *args]
+        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
 
     assert "pip --disable-pip-version-check install" in commands()
     assert '".[app,vision]"' in commands()

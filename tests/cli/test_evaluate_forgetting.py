@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 
 import pytest
@@ -11,9 +12,12 @@ from counterfoil.core.config import build_config, load_config
 from counterfoil.core.errors import ConfigError
 from counterfoil.data.pairs import Split
 from counterfoil.evaluation.forgetting import ForgettingReport
+from counterfoil.models.store import save_pretrained
 from counterfoil.training.run import execute, forgetting_section
 from counterfoil.training.run_folder import load_model
 from tests.cli.test_cli import invoke
+from tests.core.hub_server import hub_server
+from tests.core.test_hub import COMMANDS, files_of, python
 from tests.training.test_run_warm_start import Heard
 
 
@@ -61,25 +65,23 @@ def test_a_fine_tuning_run_reports_what_it_gained_and_lost(folders) -> None:
 
 def test_the_command_gives_the_report_of_the_run(folders, tmp_path) -> None:
     root, _ = folders
-    asked = ["evaluate", root / "tuned", "--forgetting", "--cache", root / "cache"]
-    tree = json.loads(invoke(*asked, "--bootstrap", 30, "--json"))
+    args = ["evaluate", root / "tuned", "--forgetting", "--cache", root / "cache"]
+    tree = json.loads(invoke(*args, "--bootstrap", 30, "--json"))
     assert tree == json.loads((root / "tuned" / "forgetting.json").read_text())
-    invoke(*asked, "--bootstrap", 10, "--out", tmp_path / "picture.png")
+    invoke(*args, "--bootstrap", 10, "--out", tmp_path / "picture.png")
     assert (tmp_path / "picture.png").read_bytes().startswith(b"\x89PNG")
-    text = invoke(*asked, "--bootstrap", 0, "--markdown", "--out", tmp_path / "report.md")
+    text = invoke(*args, "--bootstrap", 0, "--markdown", "--out", tmp_path / "report.md")
     assert "| text → image |" in text
     assert (tmp_path / "report.md").read_text() == text.rstrip("\n") + "\n"
-    shown = " ".join(invoke(*asked, "--bootstrap", 0).split())
+    shown = " ".join(invoke(*args, "--bootstrap", 0).split())
     assert "true > foil" in shown
 
 
 def test_classes_and_another_start_can_be_given(folders, tmp_path) -> None:
     root, _ = folders
     (tmp_path / "kinds.txt").write_text("dog\nman\nwoman\ntree\nhouse\nball\ncar\nbox\n")
-    asked = ["evaluate", root / "start", "--forgetting", "--start", root / "tuned", "--json"]
-    tree = json.loads(
-        invoke(*asked, "--classes", tmp_path / "kinds.txt", "--cache", root / "cache")
-    )
+    args = ["evaluate", root / "start", "--forgetting", "--start", root / "tuned", "--json"]
+    tree = json.loads(invoke(*args, "--classes", tmp_path / "kinds.txt", "--cache", root / "cache"))
     names = [change["name"] for change in tree["changes"]]
     assert "classes by prompts (kinds)" in names
     assert (tree["start"], tree["run"]) == ("tuned", "start")
@@ -110,6 +112,25 @@ def test_a_start_that_is_gone_does_not_fail_the_run(folders, tmp_path) -> None:
     assert heard.lines[0].startswith("not compared with gone: ")
     with pytest.raises(ConfigError, match="which is gone; name a copy with --start"):
         _start_of_moved(root, tmp_path)
+
+
+@pytest.mark.slow
+def test_a_start_on_the_hub_is_downloaded_into_the_cache_that_is_given(folders, tmp_path) -> None:
+    root, _ = folders
+    shutil.copytree(root / "tuned", tmp_path / "tuned")
+    path = tmp_path / "tuned" / "config.yaml"
+    path.write_text(path.read_text().replace(str(root / "start"), "hf://me/start"))
+    save_pretrained(load_model(root / "start", "cpu"), tmp_path / "saved")
+    options = ["--forgetting", "--bootstrap", "0", "--json", "--cache", str(tmp_path / "given")]
+    command = shlex.join(["evaluate", str(tmp_path / "tuned"), *options])
+    with hub_server() as hub:
+        hub.commit("me/start", files_of(tmp_path / "saved"))
+        tree = json.loads(python(hub, tmp_path, COMMANDS, command))
+    assert (tree["start"], tree["run"]) == ("start", "tuned")
+    assert list((tmp_path / "given" / "pretrained" / "hub" / "me--start").rglob("config.json"))
+    report = json.loads((root / "tuned" / "forgetting.json").read_text())
+    values = [[(one["before"], one["after"]) for one in of["changes"]] for of in (tree, report)]
+    assert values[0] == values[1]
 
 
 def _start_of_moved(root, tmp_path) -> None:

@@ -80,8 +80,8 @@ def test_what_made_the_features_makes_them_again(table, tmp_path) -> None:
     assert made.pixels is None
     assert made.fragments is not None
     tool = extractors.create(made.fragments.made_by, {})
-    found = tool.extract(picture(3))
-    np.testing.assert_allclose(made.fragments.read(3).features, found.features, atol=2e-3)
+    results = tool.extract(picture(3))
+    np.testing.assert_allclose(made.fragments.read(3).features, results.features, atol=2e-3)
     manifest = json.loads((out / "features.json").read_text())
     assert manifest["extractor"]["fingerprint"] == tool.fingerprint()
     assert manifest["extractor"]["options"] == {"side": 32, "max_fragments": 4}

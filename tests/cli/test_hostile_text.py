@@ -43,9 +43,9 @@ def test_half_a_character_in_a_data_set_is_a_counted_skip(name, tmp_path) -> Non
     folder = write(tmp_path, ODD[name])
     shown = CliRunner().invoke(app, ["data", "inspect", str(folder)])
     assert shown.exit_code == 0, shown.output
-    found = CliRunner().invoke(app, ["data", "inspect", str(folder), "--json"])
-    assert found.exit_code == 0, found.output
-    problems = json.loads(found.stdout)["problems"]
+    result = CliRunner().invoke(app, ["data", "inspect", str(folder), "--json"])
+    assert result.exit_code == 0, result.output
+    problems = json.loads(result.stdout)["problems"]
     assert {p["severity"] for p in problems} <= {"skip", "note"}
     kinds = {p["kind"] for p in problems} - NOTES
     if name in ("id", "caption", "one of two captions"):

@@ -5,10 +5,18 @@ from __future__ import annotations
 import json
 import math
 import re
+from pathlib import Path
 
+import numpy as np
 import pytest
 
+import counterfoil.cli
+from counterfoil.cli.evaluate import Evaluation, show, show_comparison
+from counterfoil.cli.evaluate_foils import _show as show_foils
 from counterfoil.cli.output import print_json, print_list
+from counterfoil.evaluation.foils.report import FoilReport
+from counterfoil.evaluation.report import Comparison, RunResult
+from counterfoil.evaluation.retrieval import retrieval
 
 LONG = [["short", "one line"], ["much-longer-name", "a description of many words " * 8]]
 
@@ -49,3 +57,53 @@ def test_numbers_that_are_not_finite_are_null(
         "deep": [{"pair": [None, 0.5]}],
         "numbers": [None, None, None, 1.5, 2, True, None],
     }
+
+
+def _refuse(constant: str) -> None:
+    raise AssertionError(f"not JSON: {constant}")
+
+
+def test_unknown_numbers_of_a_report_are_null_in_json_and_in_its_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    known = retrieval(np.eye(2), [0, 1], ks=(1,), bootstrap=0)
+    unknown = known.model_copy(
+        update={"rsum": math.nan, "i2t": known.i2t.model_copy(update={"mean_rank": math.inf})}
+    )
+    run = RunResult(run="a", model="vse", retrieval=unknown)
+    out = tmp_path / "report.json"
+    show(Evaluation(unknown, None, []), out, False, True)
+    printed = [json.loads(capsys.readouterr().out, parse_constant=_refuse)]
+    printed.append(json.loads(out.read_text(), parse_constant=_refuse))
+    show_comparison(Comparison(split="test", runs=(run,)), out, False, True)
+    for text in (capsys.readouterr().out, out.read_text()):
+        printed.append(json.loads(text, parse_constant=_refuse)["runs"][0]["retrieval"])
+    assert [tree["rsum"] for tree in printed] == [None] * 4
+    assert [tree["i2t"]["mean_rank"] for tree in printed] == [None] * 4
+    assert [tree["t2i"]["mean_rank"] for tree in printed] == [1.0] * 4
+    foils = FoilReport(
+        split="test",
+        foils="rules",
+        captions=1,
+        left_out=0,
+        pairs=1,
+        accuracy=100.0,
+        caption_accuracy=100.0,
+        harder=0.0,
+        gap=0.5,
+        wod_auc=math.nan,
+    )
+    show_foils([foils], False, True)
+    (tree,) = json.loads(capsys.readouterr().out, parse_constant=_refuse)
+    assert tree["wod_auc"] is None
+    assert tree["gap"] == 0.5
+
+
+def test_commands_print_json_by_one_function_only() -> None:
+    folder = Path(counterfoil.cli.__file__).parent
+    writers = {
+        path.name
+        for path in folder.glob("*.py")
+        if re.search(r"json\.dumps|json\.loads\([^)]*to_json|model_dump_json", path.read_text())
+    }
+    assert writers == {"output.py"}

@@ -216,8 +216,8 @@ def completed(words: str) -> list[str]:
 def test_a_shell_completes_names_and_files() -> None:
     Path("scenes").mkdir()
     Path("scenes/rv.yaml").write_text("seed: 1\n")
-    found = ["scenes/rvse-mlp", "scenes/rvsepp", "scenes/rv.yaml"]
-    assert completed("counterfoil train scenes/rv") == found
+    results = ["scenes/rvse-mlp", "scenes/rvsepp", "scenes/rv.yaml"]
+    assert completed("counterfoil train scenes/rv") == results
     assert completed("counterfoil recipes show phot") == ["photos"]
     assert "copy" in completed("counterfoil recipes c")
 

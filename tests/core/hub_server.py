@@ -87,12 +87,12 @@ def hub_server() -> Iterator[Hub]:
             self._json({"error": "no such endpoint"}, 404)
 
         def _info(self, body: bytes, name: str, revision: str | None = None) -> None:
-            found = hub.find(name, revision or "main")
-            if found is None:
+            result = hub.find(name, revision or "main")
+            if result is None:
                 code = "RevisionNotFound" if name in hub.models else "RepoNotFound"
                 self._json({"error": code}, 404, {"X-Error-Code": code})
                 return
-            sha, files = found
+            sha, files = result
             siblings = [{"rfilename": file, "size": len(data)} for file, data in files.items()]
             self._json({"id": name, "modelId": name, "sha": sha, "siblings": siblings})
 
@@ -102,10 +102,10 @@ def hub_server() -> Iterator[Hub]:
                 self._json({"error": "missing"}, 404, {"X-Error-Code": "EntryNotFound"})
                 return
             data = files[file]
-            asked = re.match(r"bytes=(\d+)-", self.headers.get("Range") or "")
-            start = int(asked[1]) if asked else 0
-            self.send_response(206 if asked else 200)
-            if asked:
+            command = re.match(r"bytes=(\d+)-", self.headers.get("Range") or "")
+            start = int(command[1]) if command else 0
+            self.send_response(206 if command else 200)
+            if command:
                 self.send_header("Content-Range", f"bytes {start}-{len(data) - 1}/{len(data)}")
             self.send_header("X-Repo-Commit", sha)
             self.send_header("ETag", f'"{hashlib.sha256(data).hexdigest()}"')
@@ -116,12 +116,12 @@ def hub_server() -> Iterator[Hub]:
             self.close_connection = True
 
         def _create(self, body: bytes) -> None:
-            asked = json.loads(body)
+            command = json.loads(body)
             if not hub.may_write:
                 self._json({"error": "You are not allowed to write there"}, 403)
                 return
-            owner = asked.get("organization")
-            name = f"{owner}/{asked['name']}" if owner else asked["name"]
+            owner = command.get("organization")
+            name = f"{owner}/{command['name']}" if owner else command["name"]
             code = 409 if name in hub.models else 200
             hub.models.setdefault(name, [])
             self._json({"url": f"{hub.url}/{name}", "name": name}, code)

@@ -183,9 +183,9 @@ def test_a_registered_model_is_downloaded_once_and_loads(remote, tmp_path) -> No
     assert folder.is_relative_to(tmp_path / "cache")
     from_pretrained(folder)
     assert zoo.location("scenes-corrector", **where) == "cached"
-    asked = len(server.requests)
+    command = len(server.requests)
     assert fetched(registry, tmp_path / "cache") == folder
-    assert len(server.requests) == asked == len(zoo.entries(registry)["scenes-corrector"].files)
+    assert len(server.requests) == command == len(zoo.entries(registry)["scenes-corrector"].files)
 
 
 def test_a_model_whose_download_broke_off_goes_on(remote, tmp_path) -> None:

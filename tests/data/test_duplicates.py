@@ -30,9 +30,9 @@ def test_the_prefix_filter_loses_no_pair_and_adds_none(given_sets, similar) -> N
         for j, b in enumerate(given_sets[:i])
         if len(a & b) / len(a | b) >= similar - 1e-9
     }
-    found = [frozenset((i, j)) for i, j, _ in similar_sets(given_sets, similar)]
-    assert len(found) == len(set(found))
-    assert set(found) == expected
+    result = [frozenset((i, j)) for i, j, _ in similar_sets(given_sets, similar)]
+    assert len(result) == len(set(result))
+    assert set(result) == expected
 
 
 captions = st.lists(
@@ -46,7 +46,7 @@ def test_each_caption_knows_the_other_images_that_say_the_same(drawn) -> None:
         number: f"There is a {' and a '.join(words)}." for number, (words, _) in enumerate(drawn)
     }
     image_of = [image for _, image in drawn]
-    found = near_duplicates(texts, image_of)
+    result = near_duplicates(texts, image_of)
     for number, text in texts.items():
         own = content(text)
         near = {
@@ -55,11 +55,11 @@ def test_each_caption_knows_the_other_images_that_say_the_same(drawn) -> None:
             if image_of[other] != image_of[number] and min(len(own), len(content(texts[other]))) > 1
         }
         alike = {other: value for other, value in near.items() if value >= 0.8 - 1e-9}
-        assert (number in found) == bool(alike)
+        assert (number in result) == bool(alike)
         if alike:
-            assert found[number].others == len({image_of[other] for other in alike})
-            assert found[number].similarity == max(alike.values())
-            assert alike[found[number].caption] == found[number].similarity
+            assert result[number].others == len({image_of[other] for other in alike})
+            assert result[number].similarity == max(alike.values())
+            assert alike[result[number].caption] == result[number].similarity
 
 
 def test_function_words_and_endings_do_not_make_a_difference() -> None:
@@ -69,9 +69,9 @@ def test_function_words_and_endings_do_not_make_a_difference() -> None:
         2: "dogs run at a beach",
         3: "Dog!",
     }
-    found = near_duplicates(texts, [0, 1, 2, 3])
-    assert set(found) == {0, 2}
-    assert found[0].caption == 2
+    result = near_duplicates(texts, [0, 1, 2, 3])
+    assert set(result) == {0, 2}
+    assert result[0].caption == 2
 
 
 def test_captions_of_one_image_may_say_the_same() -> None:
@@ -80,9 +80,9 @@ def test_captions_of_one_image_may_say_the_same() -> None:
 
 def test_a_caption_that_everybody_has_stays_cheap() -> None:
     texts = dict.fromkeys(range(3000), "a photo of something")
-    found = near_duplicates(texts, list(range(3000)))
-    assert found[7].others == 2999
-    assert found[7].images is found[8].images
+    result = near_duplicates(texts, list(range(3000)))
+    assert result[7].others == 2999
+    assert result[7].images is result[8].images
 
 
 @pytest.mark.parametrize(

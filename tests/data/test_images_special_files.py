@@ -29,8 +29,8 @@ VOCABULARY = Vocabulary.build(["a dog runs"], min_count=1)
 
 
 def problems(path: Path, format: str | None = None) -> str:
-    found = within(30, lambda: inspect(path, format))
-    return "\n".join(map(str, found.problems))
+    result = within(30, lambda: inspect(path, format))
+    return "\n".join(map(str, result.problems))
 
 
 @pytest.mark.parametrize("kind", SPECIAL)
@@ -38,10 +38,10 @@ def test_an_image_that_is_no_regular_file_is_a_counted_skip(kind, tmp_path) -> N
     write_images(tmp_path, ["a.png", "b.png"])
     make_special(kind, tmp_path / "a.png")
     (tmp_path / "captions.csv").write_text("image,caption,split\na.png,a dog,train\nb.png,b,train")
-    found = within(30, lambda: inspect(tmp_path))
-    assert [p.kind for p in found.problems] == ["unreadable-image"]
-    assert "not a regular file" in str(found.problems[0])
-    assert found.usable
+    result = within(30, lambda: inspect(tmp_path))
+    assert [p.kind for p in result.problems] == ["unreadable-image"]
+    assert "not a regular file" in str(result.problems[0])
+    assert result.usable
 
 
 @pytest.mark.parametrize("kind", SPECIAL)
@@ -250,9 +250,9 @@ def test_word_vectors_of_impossible_shapes_are_errors(member, tmp_path) -> None:
 def test_word_vectors_in_an_npz_are_read(tmp_path) -> None:
     table = np.arange(6, dtype=np.float32).reshape(2, 3)
     np.savez_compressed(tmp_path / "v.npz", words=np.array(["a", "dog"]), vectors=table)
-    found = load_vectors(tmp_path / "v.npz", VOCABULARY)
-    assert found.count == 2
-    np.testing.assert_array_equal(found.table[VOCABULARY.index["dog"]], table[1])
+    result = load_vectors(tmp_path / "v.npz", VOCABULARY)
+    assert result.count == 2
+    np.testing.assert_array_equal(result.table[VOCABULARY.index["dog"]], table[1])
 
 
 def test_a_shard_member_of_a_negative_size_is_fatal(tmp_path) -> None:

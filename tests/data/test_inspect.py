@@ -32,17 +32,17 @@ def test_a_sound_data_set_is_summarized(tmp_path):
     ]
     write_lines(tmp_path / "captions.jsonl", [json.dumps(row) for row in rows])
     np.save(tmp_path / "train_ims.npy", features(2, dtype="float16"))
-    found = inspect(tmp_path)
-    assert found.usable
-    assert found.problems == []
-    train = found.splits["train"]
+    result = inspect(tmp_path)
+    assert result.usable
+    assert result.problems == []
+    train = result.splits["train"]
     assert (train.images, train.captions, train.vocabulary) == (2, 3, 5)
     assert train.captions_per_image == {"min": 1, "mean": 1.5, "max": 2}
     assert train.words_per_caption == {"mean": 2.33, "p95": pytest.approx(2.9), "max": 3}
     assert train.fragments == {"max": 3, "dim": 4, "dtype": "float16"}
     assert train.image_sizes["width"] == {"min": 6, "median": 6, "max": 6}
     assert (train.has_pixels, train.has_fragments, train.has_boxes) == (True, True, False)
-    assert json.loads(json.dumps(found.as_dict()))["splits"]["train"]["captions"] == 3
+    assert json.loads(json.dumps(result.as_dict()))["splits"]["train"]["captions"] == 3
 
 
 def test_one_of_each_fault_in_a_table_is_named(tmp_path):
@@ -74,8 +74,8 @@ def test_one_of_each_fault_in_a_table_is_named(tmp_path):
     array[0, 1, 2] = np.nan
     array[1, 0, 0] = np.inf
     np.save(tmp_path / "train_ims.npy", array)
-    found = inspect(tmp_path)
-    assert kinds(found.problems) >= {
+    result = inspect(tmp_path)
+    assert kinds(result.problems) >= {
         "empty-caption",
         "long-caption",
         "no-captions",
@@ -90,10 +90,10 @@ def test_one_of_each_fault_in_a_table_is_named(tmp_path):
         "count-mismatch",
         "non-finite",
     }
-    counts = found.as_dict()["problem_counts"]
+    counts = result.as_dict()["problem_counts"]
     assert (counts["unreadable-image"], counts["non-finite"]) == (2, 2)
-    assert not found.usable
-    assert found.splits["train"].images == 12
+    assert not result.usable
+    assert result.splits["train"].images == 12
 
 
 def test_one_of_each_fault_in_scan_files_is_named(tmp_path):
@@ -181,8 +181,8 @@ def test_pairs_can_be_inspected_and_progress_is_told(tmp_path):
             return None
 
     pairs = make_pairs(tmp_path, {"train": [["a"], ["b"]]})
-    found = inspect(pairs, progress=Watching())
-    assert found.splits["train"].has_boxes
+    result = inspect(pairs, progress=Watching())
+    assert result.splits["train"].has_boxes
     assert told == [("decoding train images", 2), ("reading train features", 2)]
 
 
@@ -206,11 +206,11 @@ def test_captions_that_another_image_has_too_are_counted_in_each_split() -> None
                 ["boats lie by a long pier"], ["a beach"]]  # fmt: skip
     test = Split("test", [f"image {n}" for n in range(5)], captions)
     dev = Split("dev", ["x", "y"], [["a pier", "A pier"], ["a forest"]])
-    found = inspect(Pairs("small", {"test": test, "dev": dev}), deep=False)
-    tree = found.as_dict()
+    result = inspect(Pairs("small", {"test": test, "dev": dev}), deep=False)
+    tree = result.as_dict()
     assert tree["splits"]["test"]["duplicate_captions"] == {"exact": 3, "near": 2}
     assert tree["splits"]["dev"]["duplicate_captions"] == {"exact": 0, "near": 0}
-    notes = [problem for problem in found.problems if problem.kind == "identical-captions"]
+    notes = [problem for problem in result.problems if problem.kind == "identical-captions"]
     assert len(notes) == 1
     assert "3 of 6 captions of 'test' stand word for word at another image" in str(notes[0])
 
@@ -222,9 +222,9 @@ def write_captions(folder, names, split="train"):
 
 def test_a_data_set_whose_images_are_all_missing_cannot_be_used(tmp_path):
     write_captions(tmp_path, ["a.png", "b.png"])
-    found = inspect(tmp_path / "captions.csv")
-    assert not found.usable
-    fatal = [str(problem) for problem in found.problems if problem.severity.value == "fatal"]
+    result = inspect(tmp_path / "captions.csv")
+    assert not result.usable
+    fatal = [str(problem) for problem in result.problems if problem.severity.value == "fatal"]
     assert len(fatal) == 1
     assert "none of its 2 image files exists" in fatal[0]
     assert f"looked in {tmp_path}" in fatal[0]
@@ -237,27 +237,27 @@ def test_one_split_whose_images_are_all_missing_is_named(tmp_path, deep):
     write_images(tmp_path / "images", ["a.png", "b.png"])
     rows = ["a.png,one,train", "b.png,two,train", "lost.png,three,test"]
     write_lines(tmp_path / "captions.csv", ["image,caption,split", *rows])
-    found = inspect(tmp_path, deep=deep)
-    assert not found.usable
-    assert any("split 'test': none of its 1 image files" in str(one) for one in found.problems)
-    missing = next(str(one) for one in found.problems if one.kind == "missing-image")
+    result = inspect(tmp_path, deep=deep)
+    assert not result.usable
+    assert any("split 'test': none of its 1 image files" in str(one) for one in result.problems)
+    missing = next(str(one) for one in result.problems if one.kind == "missing-image")
     assert str(tmp_path / "images") in missing
 
 
 def test_a_split_of_images_that_are_all_broken_cannot_be_used(tmp_path):
     for name in ("a.png", "b.png"):
         (tmp_path / name).write_bytes(b"no image")
-    found = inspect(write_captions(tmp_path, ["a.png", "b.png"]))
-    assert not found.usable
-    assert set(kinds(found.problems)) >= {"unreadable-image", "no-images"}
+    result = inspect(write_captions(tmp_path, ["a.png", "b.png"]))
+    assert not result.usable
+    assert set(kinds(result.problems)) >= {"unreadable-image", "no-images"}
 
 
 def test_inspection_says_how_many_images_training_would_set_aside(tmp_path):
     names = [f"{number}.png" for number in range(20)]
     write_images(tmp_path, names)
-    found = inspect(write_captions(tmp_path, [*names, "lost.png"]))
-    assert found.dev_set_aside == (4, 20)
-    assert found.as_dict()["dev_set_aside"] == 4
+    result = inspect(write_captions(tmp_path, [*names, "lost.png"]))
+    assert result.dev_set_aside == (4, 20)
+    assert result.as_dict()["dev_set_aside"] == 4
     rows = [*names, "lost.png"]
     (tmp_path / "captions.csv").write_text(
         "image,caption,split\n"

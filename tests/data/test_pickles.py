@@ -66,9 +66,9 @@ def test_whatever_plain_value_is_pickled_comes_back(value, protocol) -> None:
     ids=repr,
 )
 def test_values_that_are_made_by_calls_come_back_in_every_protocol(value, protocol) -> None:
-    found = read(pickle.dumps(value, protocol))
-    assert found == value
-    assert type(found) is type(value)
+    result = read(pickle.dumps(value, protocol))
+    assert result == value
+    assert type(result) is type(value)
 
 
 @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
@@ -80,9 +80,9 @@ def test_numpy_numbers_come_back_in_every_protocol(dtype, protocol) -> None:
         np.zeros((0, 3), dtype),
         np.array(1).astype(dtype),
     ):
-        found = read(pickle.dumps(array, protocol))
-        assert np.array_equal(found, array)
-        assert found.dtype == array.dtype.newbyteorder("=")
+        result = read(pickle.dumps(array, protocol))
+        assert np.array_equal(result, array)
+        assert result.dtype == array.dtype.newbyteorder("=")
         scalar = array.reshape(-1)[-1:].astype(dtype)
         for number in scalar:
             assert read(pickle.dumps(number, protocol)) == number

@@ -43,12 +43,12 @@ def test_captions_that_stand_word_for_word_in_two_splits_are_counted(tmp_path) -
         ("3.png", "test", "two cats sleep on the sofa"),
         ("4.png", "dev", "A DOG runs!"),
     ]
-    found = inspect(write_set(tmp_path, rows))
-    shared = {entry.splits: entry.captions for entry in found.leakage}
+    result = inspect(write_set(tmp_path, rows))
+    shared = {entry.splits: entry.captions for entry in result.leakage}
     assert shared == {("train", "dev"): 1, ("train", "test"): 1, ("dev", "test"): 1}
     assert len(notes(tmp_path, "shared-captions")) == 3
-    assert found.usable
-    assert json.loads(json.dumps(found.as_dict()))["leakage"][0]["captions"] == 1
+    assert result.usable
+    assert json.loads(json.dumps(result.as_dict()))["leakage"][0]["captions"] == 1
 
 
 def test_a_photo_scaled_and_encoded_again_under_another_name_is_found(tmp_path) -> None:
@@ -59,8 +59,8 @@ def test_a_photo_scaled_and_encoded_again_under_another_name_is_found(tmp_path) 
     rows = [(f"{n}.png", "train", f"caption {n}") for n in range(6)]
     rows += [(f"{n}.png", "test", f"caption {n}") for n in (6, 7)]
     rows += [("copy.jpg", "test", "x"), ("again.webp", "test", "y")]
-    found = inspect(write_set(tmp_path, rows))
-    assert [entry.images for entry in found.leakage] == [2]
+    result = inspect(write_set(tmp_path, rows))
+    assert [entry.images for entry in result.leakage] == [2]
     (note,) = notes(tmp_path, "similar-images")
     assert "2 images of 'test' look like one of 'train'" in note
     assert "'copy' like '3'" in note
@@ -77,8 +77,8 @@ def test_images_without_structure_that_differ_in_color_do_not_look_alike(tmp_pat
 
 def test_an_image_with_one_id_in_two_splits_is_counted_by_its_id_alone(tmp_path) -> None:
     photo(0).save(tmp_path / "0.png")
-    found = inspect(write_set(tmp_path, [("0.png", "train", "a"), ("0.png", "test", "b")]))
-    (shared,) = found.leakage
+    result = inspect(write_set(tmp_path, [("0.png", "train", "a"), ("0.png", "test", "b")]))
+    (shared,) = result.leakage
     assert (shared.ids, shared.images) == (1, 0)
 
 
@@ -108,9 +108,9 @@ def test_the_search_finds_what_comparing_all_hashes_finds(seed) -> None:
         for b in range(100)
         if bin(int(one[a] ^ other[b])).count("1") <= MAX_HASH_BITS
     }
-    found = find_look_alikes(looks(one), looks(other))
-    assert found.complete
-    assert set(found.pairs) == expected
+    result = find_look_alikes(looks(one), looks(other))
+    assert result.complete
+    assert set(result.pairs) == expected
 
 
 def test_thousands_of_flat_images_do_not_take_the_search_forever(monkeypatch) -> None:
@@ -121,9 +121,9 @@ def test_thousands_of_flat_images_do_not_take_the_search_forever(monkeypatch) ->
     monkeypatch.setattr(module, "MAX_COMPARISONS", 10**6)
     one, other = looks(np.zeros(20_000)), looks(np.zeros(3_000))
     one.thumbnails[:, ::2], other.thumbnails[:, 1::2] = 200, 200  # as bright, and yet others
-    found = find_look_alikes(one, other)
-    assert found.pairs == []
-    assert not found.complete
+    result = find_look_alikes(one, other)
+    assert result.pairs == []
+    assert not result.complete
     assert sum(counted) <= 10**6 + 20_000
 
 
@@ -159,16 +159,16 @@ def test_splits_whose_names_begin_alike_are_compared(names, tmp_path) -> None:
         ("1.png", other, "c"),
         ("2.png", other, "a dog"),
     ]
-    found = inspect(write_set(tmp_path, rows))
-    assert {(e.ids, e.captions) for e in found.leakage} == {(1, 1)}
+    result = inspect(write_set(tmp_path, rows))
+    assert {(e.ids, e.captions) for e in result.leakage} == {(1, 1)}
     assert len(notes(tmp_path, "shared-ids")) == 1
 
 
 def test_the_thousand_images_of_coco_are_part_of_all_five_thousand(tmp_path) -> None:
     photo(0).save(tmp_path / "0.png")
     rows = [("0.png", "test", "a dog"), ("0.png", "testall", "a dog")]
-    found = inspect(write_set(tmp_path, rows))
-    assert found.leakage == []
+    result = inspect(write_set(tmp_path, rows))
+    assert result.leakage == []
     assert notes(tmp_path, "shared-ids") == []
 
 
@@ -193,7 +193,7 @@ def test_a_search_that_leaves_candidates_out_is_not_complete() -> None:
     one, other = looks(np.zeros(many + 1)), looks(np.zeros(1))
     one.thumbnails[:many, ::2], other.thumbnails[:, 1::2] = 200, 200  # as bright, and yet others
     one.thumbnails[many] = other.thumbnails[0]
-    found = find_look_alikes(one, other)
-    assert (found.pairs, found.complete) == ([], False)
+    result = find_look_alikes(one, other)
+    assert (result.pairs, result.complete) == ([], False)
     all_alike = looks(np.zeros(many + 1))
     assert find_look_alikes(all_alike, looks(np.zeros(1))).complete

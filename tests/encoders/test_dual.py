@@ -71,8 +71,8 @@ def shown(kind: str, seed: int) -> torch.Tensor:
 def test_the_pooled_image_is_that_of_the_published_model(kind, duals) -> None:
     pixels = torch.stack([shown(kind, seed) for seed in (1, 2, 3)])
     expected = published(duals[kind]).get_image_features(pixel_values=pixels).pooler_output
-    found = see(kind, duals)(images(duals[kind]))
-    assert_close(found.pooled, F.normalize(expected.detach(), dim=-1))
+    result = see(kind, duals)(images(duals[kind]))
+    assert_close(result.pooled, F.normalize(expected.detach(), dim=-1))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -92,8 +92,8 @@ def test_patches_are_projected_as_the_class_token_is(duals) -> None:
     pixels = torch.stack([shown("clip", seed) for seed in (1, 2, 3)])
     states = model.vision_model(pixel_values=pixels).last_hidden_state[:, 1:]
     expected = model.visual_projection(model.vision_model.post_layernorm(states))
-    found = see("clip", duals)(images(duals["clip"]))
-    assert_close(found.fragments, F.normalize(expected.detach(), dim=-1))
+    result = see("clip", duals)(images(duals["clip"]))
+    assert_close(result.fragments, F.normalize(expected.detach(), dim=-1))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -119,18 +119,18 @@ def test_captions_longer_than_the_positions_are_cut(duals) -> None:
 def test_other_poolings_and_projections_can_be_had(kind, duals) -> None:
     folder = str(duals[kind])
     encoder = DualImageEncoder(INPUT, 7, pretrained=folder, projection="new", pooling="mean").eval()
-    found = encoder(images(duals[kind]))
-    assert found.fragments.shape == (3, 4, 7)
+    result = encoder(images(duals[kind]))
+    assert result.fragments.shape == (3, 4, 7)
     states, _ = encoder.tower(encoder.pixels(images(duals[kind]).fragments))
-    assert_close(found.pooled, F.normalize(encoder.joint.fc(states).mean(1), dim=-1).detach())
+    assert_close(result.pooled, F.normalize(encoder.joint.fc(states).mean(1), dim=-1).detach())
     assert see(kind, duals, pooling="none")(images(duals[kind])).pooled is None
 
 
 def test_larger_pictures_stretch_the_positions(duals) -> None:
     tool = Pixels(model=str(duals["clip"]), size=24)
     encoder = see("clip", duals, size=24)
-    found = encoder(pad_fragments([tool.extract(picture(1))]).to("cpu"))
-    assert found.fragments.shape[1] == 9
+    result = encoder(pad_fragments([tool.extract(picture(1))]).to("cpu"))
+    assert result.fragments.shape[1] == 9
     with pytest.raises(DataError, match="3 by 3 patches, got 4"):
         encoder(images(duals["clip"]))
 
@@ -138,12 +138,12 @@ def test_larger_pictures_stretch_the_positions(duals) -> None:
 def test_a_size_that_patches_do_not_fill_is_seen_as_the_model_sees_it(tmp_path) -> None:
     folder = save_dual(tmp_path, "siglip", side=19)
     batch = pad_fragments([Pixels(model=str(folder)).extract(picture(1))]).to("cpu")
-    found = DualImageEncoder(INPUT, 16, pretrained=str(folder)).eval()(batch)
+    result = DualImageEncoder(INPUT, 16, pretrained=str(folder)).eval()(batch)
     image = np.asarray(picture(1).resize((19, 19), Image.Resampling.BICUBIC), dtype=np.float64)
     values = ((image / 255 - np.array(MEAN)) / np.array(STD)).transpose(2, 0, 1)[None]
     pixels = torch.tensor(values, dtype=torch.float32)
     expected = published(folder).get_image_features(pixel_values=pixels).pooler_output
-    assert_close(found.pooled, F.normalize(expected.detach(), dim=-1))
+    assert_close(result.pooled, F.normalize(expected.detach(), dim=-1))
 
 
 @pytest.mark.parametrize("kind", KINDS)

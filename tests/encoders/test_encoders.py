@@ -125,11 +125,11 @@ def test_the_gradient_of_unit_length_is_the_one_autograd_finds(scale) -> None:
 
     x = (scale * torch.randn(3, 4, 5, dtype=torch.float64)).requires_grad_()
     weights = torch.randn(3, 4, 5, dtype=torch.float64)
-    found, expected = (
+    result, expected = (
         torch.autograd.grad((way(x) * weights).sum(), x)[0] for way in (l2_normalize, plain)
     )
-    assert torch.isfinite(found).all()
-    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
+    assert torch.isfinite(result).all()
+    torch.testing.assert_close(result, expected, rtol=1e-10, atol=1e-10)
     if scale == 1.0:
         assert torch.autograd.gradgradcheck(l2_normalize, x)
 

@@ -48,9 +48,9 @@ def test_the_reference_form_agrees_at_every_real_region(name) -> None:
     fixture = fixture_of(name)
     mask = lengths_mask(fixture)
     with torch.no_grad():
-        found = loaded(name, fixture, form="reference")(ImageBatch(fixture["in.images"], mask))
-    assert_close(found.fragments[mask], fixture["out.img_emb"][mask])
-    assert not found.fragments[~mask].any()
+        result = loaded(name, fixture, form="reference")(ImageBatch(fixture["in.images"], mask))
+    assert_close(result.fragments[mask], fixture["out.img_emb"][mask])
+    assert not result.fragments[~mask].any()
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -58,9 +58,9 @@ def test_gradients_agree_where_padding_counts_as_regions(name) -> None:
     fixture = fixture_of(name)
     images = fixture["in.images"].requires_grad_()
     whole = torch.ones(images.shape[:2], dtype=torch.bool)
-    found = loaded(name, fixture, form="reference")(ImageBatch(images, whole)).fragments
-    assert_close(found, fixture["out.img_emb"])
-    found.sum().backward()
+    result = loaded(name, fixture, form="reference")(ImageBatch(images, whole)).fragments
+    assert_close(result, fixture["out.img_emb"])
+    result.sum().backward()
     assert_gradient_close(images.grad, fixture["grad.images"])
 
 
@@ -93,11 +93,11 @@ def test_an_image_without_regions_is_zero_and_harms_nobody(name, grad) -> None:
     x = torch.randn(2, 3, 10, requires_grad=grad)
     mask = torch.tensor([[True, True, False], [False, False, False]])
     with torch.set_grad_enabled(grad):
-        found = encoder(ImageBatch(x, mask)).fragments
-    assert found.isfinite().all()
-    assert not found[~mask].any()
+        result = encoder(ImageBatch(x, mask)).fragments
+    assert result.isfinite().all()
+    assert not result[~mask].any()
     if grad:
-        found.sum().backward()
+        result.sum().backward()
         assert x.grad.isfinite().all()
         assert not x.grad[~mask].any()
 

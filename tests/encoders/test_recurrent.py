@@ -12,7 +12,7 @@ from counterfoil.encoders.recurrent import MAX_SCALED_GRADIENT, HalfRange, power
 def gradient_of(factor: float) -> tuple[Tensor, Tensor]:
     """Of weights behind and before a tanh: through half precision, and through single."""
     torch.manual_seed(0)
-    found = []
+    result = []
     inputs, first, second = torch.randn(5, 7), torch.randn(7, 8), torch.randn(8, 3)
     for half in (True, False):
         stretch, weight = HalfRange(), first.clone().requires_grad_()
@@ -20,8 +20,8 @@ def gradient_of(factor: float) -> tuple[Tensor, Tensor]:
         x, u, v = [stretch.enter(one) for one in given] if half else given
         states = torch.tanh(x @ u) @ v
         (factor * (stretch.leave(states) if half else states)).square().sum().backward()
-        found.append(weight.grad)
-    return found[0], found[1]
+        result.append(weight.grad)
+    return result[0], result[1]
 
 
 @pytest.mark.parametrize("factor", [1e-12, 1e-6, 1.0, 1e6, 1e12])

@@ -68,9 +68,9 @@ def test_weights_of_gpo_are_the_same_for_all_lengths_at_once(lengths: list[int])
     gpo = GPO(5)
     expected = gpo.weights(np.array(lengths), 13)
     with cuda_graphs():
-        found = gpo.weights(np.array(lengths), 13)
-    assert found.shape == (3, 13)
-    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-7)
+        result = gpo.weights(np.array(lengths), 13)
+    assert result.shape == (3, 13)
+    torch.testing.assert_close(result, expected, rtol=1e-5, atol=1e-7)
 
 
 def test_what_evaluation_asked_for_first_can_be_trained_with() -> None:
@@ -94,11 +94,11 @@ def test_states_and_gradients_are_those_of_packed_words(layers, both_ways, half)
             expected = run_gru(rnn, inputs, sizes)
             theirs = gradients(rnn, inputs, expected.float())
             with cuda_graphs():
-                found = run_gru(rnn, inputs, sizes)
-            assert type(found.grad_fn).__name__ == "_ReplayBackward"
-            assert found.dtype == expected.dtype
-            mine = gradients(rnn, inputs, found.float())
-            same([found, *mine], [expected, *theirs], 1e-4 if half is None else 5e-2)
+                result = run_gru(rnn, inputs, sizes)
+            assert type(result.grad_fn).__name__ == "_ReplayBackward"
+            assert result.dtype == expected.dtype
+            mine = gradients(rnn, inputs, result.float())
+            same([result, *mine], [expected, *theirs], 1e-4 if half is None else 5e-2)
     assert len(_graphs_of[rnn].by_shape) == 2
 
 
@@ -111,8 +111,8 @@ def test_gradients_beyond_what_float16_can_say_are_kept_in_bfloat16(recorded, fa
     inputs, sizes = sentences([3, 9, 8])
     expected = gradients(rnn, inputs, run_gru(rnn, inputs, sizes))
     with torch.autocast("cuda", torch.bfloat16), cuda_graphs(recorded):
-        found = gradients(rnn, inputs, factor * run_gru(rnn, inputs, sizes).float())
-    same([one / factor for one in found], expected, 1e-2 if recorded else 1e-3)
+        result = gradients(rnn, inputs, factor * run_gru(rnn, inputs, sizes).float())
+    same([one / factor for one in result], expected, 1e-2 if recorded else 1e-3)
 
 
 @needs_gpu
@@ -124,10 +124,10 @@ def test_a_pass_that_waits_for_its_gradient_is_left_alone() -> None:
     plain = [run_gru(rnn, x, sizes) for x in (first, second)]
     expected = [gradients(rnn, x, y) for x, y in zip((first, second), plain, strict=True)]
     with cuda_graphs():
-        found = [run_gru(rnn, x, sizes) for x in (first, second)]
-        name = type(found[1].grad_fn).__name__
-        assert type(found[0].grad_fn).__name__ == "_ReplayBackward" != name
-        for x, y, theirs in zip((first, second), found, expected, strict=True):
+        result = [run_gru(rnn, x, sizes) for x in (first, second)]
+        name = type(result[1].grad_fn).__name__
+        assert type(result[0].grad_fn).__name__ == "_ReplayBackward" != name
+        for x, y, theirs in zip((first, second), result, expected, strict=True):
             same(gradients(rnn, x, y), theirs)
         dropped = run_gru(rnn, first, sizes)
         assert type(dropped.grad_fn).__name__ == "_ReplayBackward"
@@ -161,8 +161,8 @@ def test_weights_that_moved_are_recorded_again() -> None:
     with cuda_graphs():
         run_gru(rnn, inputs, sizes)
         rnn.weight_ih_l0.data = rnn.weight_ih_l0.data * 2
-        found = run_gru(rnn, inputs, sizes)
-    same([found], [run_gru(rnn, inputs, sizes)])
+        result = run_gru(rnn, inputs, sizes)
+    same([result], [run_gru(rnn, inputs, sizes)])
 
 
 @needs_gpu

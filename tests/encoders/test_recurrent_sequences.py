@@ -42,20 +42,20 @@ def test_states_and_gradients_are_those_of_pytorchs_packing(
     rnn = nn.GRU(3, 4, layers, batch_first=True, bidirectional=bidirectional).double()
     width = max(1, *lengths) + spare
     inputs = torch.randn(len(lengths), width, 3, dtype=torch.float64, requires_grad=True)
-    found = run_gru(rnn, inputs, np.array(lengths))
+    result = run_gru(rnn, inputs, np.array(lengths))
     expected = by_pytorch(rnn, inputs, torch.tensor(lengths))
-    assert torch.equal(found, expected)
-    assert_same_gradients(found, expected, [inputs, *rnn.parameters()])
+    assert torch.equal(result, expected)
+    assert_same_gradients(result, expected, [inputs, *rnn.parameters()])
 
 
 def test_what_lies_beyond_a_length_is_not_read() -> None:
     rnn = nn.GRU(2, 3, batch_first=True, bidirectional=True)
     inputs = torch.randn(2, 4, 2)
     lengths = np.array([2, 4])
-    found = run_gru(rnn, inputs, lengths)
+    result = run_gru(rnn, inputs, lengths)
     inputs[0, 2:] = torch.nan
-    assert torch.equal(run_gru(rnn, inputs, lengths), found)
-    assert not found[0, 2:].any()
+    assert torch.equal(run_gru(rnn, inputs, lengths), result)
+    assert not result[0, 2:].any()
 
 
 def test_the_network_must_take_the_inputs() -> None:
@@ -81,7 +81,7 @@ def test_padded_states_and_gradients_are_those_of_packed_ones(
     for row, length in enumerate(lengths):
         inputs[row, length:] = torch.nan  # which is not read
     inputs.requires_grad_()
-    found = run_padded(rnn.all_weights, bidirectional, inputs, torch.tensor(lengths))
+    result = run_padded(rnn.all_weights, bidirectional, inputs, torch.tensor(lengths))
     expected = run_gru(rnn, inputs, np.array(lengths))
-    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
-    assert_same_gradients(found, expected, [inputs, *rnn.parameters()])
+    torch.testing.assert_close(result, expected, rtol=1e-12, atol=1e-12)
+    assert_same_gradients(result, expected, [inputs, *rnn.parameters()])

@@ -61,14 +61,14 @@ def test_metrics_equal_those_of_a_naive_loop_with_ties(queries, targets, seed, c
     mask = rng.random((queries, targets)) < rng.random()
     precisions, within, ranks = looped(scores, [set(np.flatnonzero(row)) for row in mask])
     positives = Positives.from_pairs(np.argwhere(mask), queries, targets)
-    found = direction_metrics(scores, positives, (1, 3), chunk_rows=chunk_rows)
-    assert found.queries == len(ranks)
-    assert found.left_out == queries - len(ranks)
+    result = direction_metrics(scores, positives, (1, 3), chunk_rows=chunk_rows)
+    assert result.queries == len(ranks)
+    assert result.left_out == queries - len(ranks)
     if ranks:
-        assert found.map_at_r == pytest.approx(100 * np.mean(precisions))
-        assert found.r_precision == pytest.approx(100 * np.mean(within))
+        assert result.map_at_r == pytest.approx(100 * np.mean(precisions))
+        assert result.r_precision == pytest.approx(100 * np.mean(within))
         expected = [100 * np.mean(np.array(ranks) < k) for k in (1, 3)]
-        assert list(found.recalls.values()) == pytest.approx(expected)
+        assert list(result.recalls.values()) == pytest.approx(expected)
 
 
 def test_with_the_data_sets_own_pairs_recalls_are_those_of_plain_retrieval():

@@ -51,12 +51,12 @@ def classes(split: Split) -> ClassSet:
 def test_the_numbers_are_those_of_the_other_evaluations(split, models) -> None:
     report = compare_with_start(*models, split, foils=["rules"], classes=[classes(split)])
     for side, model in zip(("before", "after"), models, strict=True):
-        found = {change.name: getattr(change, side) for change in report.changes}
+        result = {change.name: getattr(change, side) for change in report.changes}
         foils = judge_foils(model, split, rule_set(split, seed=1))
-        assert found["true > foil (rules)"] == pytest.approx(foils.accuracy)
+        assert result["true > foil (rules)"] == pytest.approx(foils.accuracy)
         retrieval = evaluate(model, split, bootstrap=0, identical_captions="negatives")
         for name, direction in (("image → text", retrieval.i2t), ("text → image", retrieval.t2i)):
-            assert found[name] == pytest.approx(sum(direction.recalls.values()))
+            assert result[name] == pytest.approx(sum(direction.recalls.values()))
         right = []
         for image, own in enumerate(classes(split).labels):
             if not own:
@@ -70,7 +70,7 @@ def test_the_numbers_are_those_of_the_other_evaluations(split, models) -> None:
             wrong = [s for k, s in enumerate(scores) if k not in own]
             right.append(max(scores[k] for k in own) > max(wrong, default=-np.inf))
         name = "classes by prompts (three)"
-        assert found[name] == pytest.approx(100 * np.mean(right))
+        assert result[name] == pytest.approx(100 * np.mean(right))
         assert next(c.items for c in report.changes if c.name == name) == len(right)
 
 

@@ -63,13 +63,13 @@ def test_a_file_is_recognized_by_its_numbers(tmp_path) -> None:
         tmp_path / "a.txt", [("1.jpg", "2.jpg#0", 1, 2, 4), ("1.jpg", "1.jpg#1", 4, 4, 4)]
     )
     crowd = write(tmp_path / "b.txt", [("1.jpg", "2.jpg#3", "0.333333333333333", 1, 2)])
-    kind, found = read_judgements(expert)
+    kind, result = read_judgements(expert)
     assert kind == "expert"
-    assert found[0].ratings == (1.0, 2.0, 4.0)
-    assert (found[1].caption_of, found[1].number) == ("1.jpg", 1)
-    kind, found = read_judgements(crowd)
+    assert result[0].ratings == (1.0, 2.0, 4.0)
+    assert (result[1].caption_of, result[1].number) == ("1.jpg", 1)
+    kind, result = read_judgements(crowd)
     assert kind == "crowd"
-    assert found[0].ratings == (0.333333333333333,)
+    assert result[0].ratings == (0.333333333333333,)
 
 
 @pytest.mark.parametrize(
@@ -114,13 +114,13 @@ def test_expert_ratings_are_items_and_own_captions_are_left_out(model, concepts,
     rows.append(("test-3.jpg", "test-3.jpg#0", 4, 4, 4))
     rows.append(("absent.jpg", "test-3.jpg#0", 1, 1, 1))
     rows.append(("test-3.jpg", "test-4.jpg#9", 1, 1, 1))
-    found = evaluate_judgements(model, concepts, write(tmp_path / "a.txt", rows))
-    assert (found.kind, found.variant) == ("expert", "c")
-    assert (found.pairs, found.ratings, found.images) == (10, 30, 10)
-    assert (found.own_left_out, found.not_found) == (1, 2)
-    assert found.tau == pytest.approx(100 * kendall_tau(np.round(x, 5), y, "c"))
-    assert "10 pairs" in found.headline()
-    assert found.rows()[1] == ("this model", f"{found.tau:.1f}")
+    result = evaluate_judgements(model, concepts, write(tmp_path / "a.txt", rows))
+    assert (result.kind, result.variant) == ("expert", "c")
+    assert (result.pairs, result.ratings, result.images) == (10, 30, 10)
+    assert (result.own_left_out, result.not_found) == (1, 2)
+    assert result.tau == pytest.approx(100 * kendall_tau(np.round(x, 5), y, "c"))
+    assert "10 pairs" in result.headline()
+    assert result.rows()[1] == ("this model", f"{result.tau:.1f}")
 
 
 def test_the_crowd_is_one_share_a_pair_and_judges_own_captions_too(
@@ -128,10 +128,10 @@ def test_the_crowd_is_one_share_a_pair_and_judges_own_captions_too(
 ) -> None:
     rows = [(f"test-{i}", f"test-{(i * k) % 30}#0", 0.25 * (i % 4), i % 4, 4 - i % 4)
             for i in range(1, 6) for k in (1, 5)]  # fmt: skip
-    found = evaluate_judgements(model, concepts, write(tmp_path / "a.txt", rows))
-    assert (found.kind, found.variant, found.pairs, found.ratings) == ("crowd", "b", 10, 10)
-    assert found.own_left_out == 0
-    assert -100 <= found.tau <= 100
+    result = evaluate_judgements(model, concepts, write(tmp_path / "a.txt", rows))
+    assert (result.kind, result.variant, result.pairs, result.ratings) == ("crowd", "b", 10, 10)
+    assert result.own_left_out == 0
+    assert -100 <= result.tau <= 100
 
 
 def test_unreadable_images_are_counted(model, concepts, tmp_path) -> None:
@@ -142,8 +142,8 @@ def test_unreadable_images_are_counted(model, concepts, tmp_path) -> None:
     fragments = replace(table, features=type(table.features)(tmp_path / "broken.npy"))
     pairs = replace(concepts, splits={"test": replace(concepts.test, fragments=fragments)})
     rows = [(f"test-{i}.jpg", f"test-{i + 5}.jpg#0", 1, 1 + i, 3) for i in range(4)]
-    found = evaluate_judgements(model, pairs, write(tmp_path / "a.txt", rows))
-    assert (found.pairs, found.unreadable) == (3, 1)
+    result = evaluate_judgements(model, pairs, write(tmp_path / "a.txt", rows))
+    assert (result.pairs, result.unreadable) == (3, 1)
     with pytest.raises(DataError, match="no image of its 1 pairs can be read"):
         evaluate_judgements(model, pairs, write(tmp_path / "b.txt", rows[2:3]))
 
@@ -172,9 +172,9 @@ def test_unknown_words_of_judged_captions_are_left_out_and_pairs_of_such_alone_c
     plain = evaluate_judgements(
         model, concepts, write(tmp_path / "a.txt", [row for row in rows if "#1" in row[1]])
     )
-    found = evaluate_judgements(
+    result = evaluate_judgements(
         model, replace(concepts, splits=splits), write(tmp_path / "b.txt", rows)
     )
-    assert (found.pairs, found.unknown) == (8, 8)
-    assert found.tau == pytest.approx(plain.tau)
-    assert "8 without a known word" in found.headline()
+    assert (result.pairs, result.unknown) == (8, 8)
+    assert result.tau == pytest.approx(plain.tau)
+    assert "8 without a known word" in result.headline()

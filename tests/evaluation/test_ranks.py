@@ -48,9 +48,9 @@ def problems(draw: st.DrawFn, levels: int = 4) -> tuple[NDArray, NDArray]:
 def test_ranks_equal_those_of_a_naive_loop_whatever_the_chunk(problem, chunk_rows):
     scores, image_of = problem
     i2t, t2i = looped(scores, image_of)
-    found = count_ranks(scores, image_of, chunk_rows=chunk_rows)
-    assert dict(zip(found.images.tolist(), found.i2t.tolist(), strict=True)) == i2t
-    assert dict(zip(found.texts.tolist(), found.t2i.tolist(), strict=True)) == t2i
+    result = count_ranks(scores, image_of, chunk_rows=chunk_rows)
+    assert dict(zip(result.images.tolist(), result.i2t.tolist(), strict=True)) == i2t
+    assert dict(zip(result.texts.tolist(), result.t2i.tolist(), strict=True)) == t2i
 
 
 @given(problems(), st.randoms(use_true_random=False))
@@ -82,9 +82,9 @@ def test_half_single_double_torch_and_numpy_agree(problem):
     tensor = torch.from_numpy(scores)
     forms = [scores.astype(np.float16), scores.astype(np.float64), np.asfortranarray(scores)]
     for form in [*forms, tensor, tensor.half(), tensor.bfloat16(), tensor.double()]:
-        found = count_ranks(form, image_of)
-        assert found.i2t.tolist() == expected.i2t.tolist()
-        assert found.t2i.tolist() == expected.t2i.tolist()
+        result = count_ranks(form, image_of)
+        assert result.i2t.tolist() == expected.i2t.tolist()
+        assert result.t2i.tolist() == expected.t2i.tolist()
 
 
 def test_a_memory_mapped_matrix_is_ranked_like_one_in_memory(tmp_path):
@@ -100,23 +100,23 @@ def test_threads_and_byte_counters_do_not_change_a_rank():
     # Constant scores make every count as large as it can be: bytes must not overflow.
     scores = np.zeros((1700, 1300), dtype=np.float32)
     assert scores.size > THREAD_CELLS
-    found = count_ranks(scores, np.arange(1300), chunk_rows=1000)
-    assert set(found.t2i.tolist()) == {1699}
-    assert set(found.i2t.tolist()) == {1299}
+    result = count_ranks(scores, np.arange(1300), chunk_rows=1000)
+    assert set(result.t2i.tolist()) == {1699}
+    assert set(result.i2t.tolist()) == {1299}
 
 
 def test_images_without_captions_are_left_out_but_still_compete():
     scores = np.array([[0.9, 0.1], [0.2, 0.3], [0.0, 0.8]])
-    found = count_ranks(scores, [0, 1])
-    assert found.images.tolist() == [0, 1]
-    assert found.t2i.tolist() == [0, 1]
+    result = count_ranks(scores, [0, 1])
+    assert result.images.tolist() == [0, 1]
+    assert result.t2i.tolist() == [0, 1]
 
 
 def test_infinite_scores_are_scores_like_any_other():
     scores = np.array([[np.inf, 0.0], [np.inf, -np.inf]])
-    found = count_ranks(scores, [0, 1])
-    assert found.i2t.tolist() == [0, 1]
-    assert found.t2i.tolist() == [1, 1]
+    result = count_ranks(scores, [0, 1])
+    assert result.i2t.tolist() == [0, 1]
+    assert result.t2i.tolist() == [1, 1]
 
 
 @pytest.mark.parametrize("make", [np.asarray, torch.from_numpy], ids=["numpy", "torch"])
@@ -157,16 +157,16 @@ def test_positives_may_differ_between_the_directions():
     scores = np.array([[0.1, 0.9], [0.8, 0.2]])
     i2t = Positives.from_pairs([(0, 0), (0, 1), (1, 1)], 2, 2)
     t2i = Positives.from_pairs([(0, 0)], 2, 2)
-    found = count_ranks_of(scores, i2t, t2i)
-    assert found.i2t.tolist() == [0, 1]
-    assert (found.t2i.tolist(), found.texts.tolist()) == ([1], [0])
+    result = count_ranks_of(scores, i2t, t2i)
+    assert result.i2t.tolist() == [0, 1]
+    assert (result.t2i.tolist(), result.texts.tolist()) == ([1], [0])
 
 
 def test_ranks_and_best_answers_match_the_public_implementation():
     sims, image_of = ORACLE["in.sims"], np.arange(250) // 5
-    found = count_ranks(sims, image_of)
-    assert found.i2t.tolist() == ORACLE["out.scan.i2t_ranks"].tolist()
-    assert found.t2i.tolist() == ORACLE["out.scan.t2i_ranks"].tolist()
+    result = count_ranks(sims, image_of)
+    assert result.i2t.tolist() == ORACLE["out.scan.i2t_ranks"].tolist()
+    assert result.t2i.tolist() == ORACLE["out.scan.t2i_ranks"].tolist()
     assert top_k(sims, 1)[:, 0].tolist() == ORACLE["out.scan.i2t_top1"].tolist()
     assert top_k(sims.T, 1)[:, 0].tolist() == ORACLE["out.scan.t2i_top1"].tolist()
 
@@ -188,14 +188,14 @@ def test_identical_captions_are_right_for_every_image_that_has_one(seed) -> None
     own = [{int(g) for g, i in zip(groups, image_of, strict=True) if i == n}
            for n in range(n_images)]  # fmt: skip
     right = np.array([[int(g) in own[i] for g in groups] for i in range(n_images)])
-    found = count_ranks_of_groups(scores, image_of, groups, chunk_rows=int(rng.integers(1, 4)))
-    for rank, image in zip(found.i2t, found.images, strict=True):
+    result = count_ranks_of_groups(scores, image_of, groups, chunk_rows=int(rng.integers(1, 4)))
+    for rank, image in zip(result.i2t, result.images, strict=True):
         best = scores[image, right[image]].max()
         assert rank == (scores[image, ~right[image]] >= best).sum()
-    for text, rank in enumerate(found.t2i):
+    for text, rank in enumerate(result.t2i):
         best = scores[right[:, text], text].max()
         assert rank == (scores[~right[:, text], text] >= best).sum()
-    assert found.images.tolist() == sorted(set(image_of.tolist()))
+    assert result.images.tolist() == sorted(set(image_of.tolist()))
 
 
 def test_captions_that_are_all_different_are_ranked_as_ever() -> None:
@@ -203,7 +203,7 @@ def test_captions_that_are_all_different_are_ranked_as_ever() -> None:
     image_of = np.sort(rng.integers(0, 7, 31))
     scores = rng.normal(size=(8, 31)).astype(np.float32)
     usual = count_ranks(scores, image_of)
-    found = count_ranks_of_groups(scores, image_of, np.arange(31))
-    assert (found.i2t == usual.i2t).all()
-    assert (found.t2i == usual.t2i).all()
-    assert (found.images == usual.images).all()
+    result = count_ranks_of_groups(scores, image_of, np.arange(31))
+    assert (result.i2t == usual.i2t).all()
+    assert (result.t2i == usual.t2i).all()
+    assert (result.images == usual.images).all()

@@ -214,8 +214,8 @@ def test_standardized_scores_have_the_same_say_however_wide_they_are(monkeypatch
     one, two = rng.normal(size=(7, 11)), rng.normal(size=(7, 11))
     expected = one / one.std() / 4 + 3 * two / two.std() / 4
     for width, offset in ((1, 0), (50, 7), (1e-3, -2)):
-        found = average([one, width * two + offset], weights=[1, 3], standardize=True)
-        moved = found - found.mean() + expected.mean()
+        result = average([one, width * two + offset], weights=[1, 3], standardize=True)
+        moved = result - result.mean() + expected.mean()
         np.testing.assert_allclose(moved, expected, atol=1e-9)
     for same in (0.5, 0.1, 0.0):
         flat = average([one, np.full((7, 11), same)], standardize=True)
@@ -301,6 +301,6 @@ def test_captions_that_are_all_different_make_one_table_and_no_warning() -> None
 def test_chance_knows_how_many_answers_are_right_with_identical_captions() -> None:
     image_of, captions = np.array([0, 1, 2, 2]), ["a", "A.", "b", "c"]
     report = retrieval(np.eye(3, 4), image_of, captions=captions, bootstrap=0, ks=(1,))
-    found = report.identical_captions.positives
-    assert found.i2t.chance[1] == pytest.approx(50.0)  # two of four captions for each image
-    assert found.t2i.chance[1] == pytest.approx(100 * (2 + 2 + 1 + 1) / (4 * 3))
+    result = report.identical_captions.positives
+    assert result.i2t.chance[1] == pytest.approx(50.0)  # two of four captions for each image
+    assert result.t2i.chance[1] == pytest.approx(100 * (2 + 2 + 1 + 1) / (4 * 3))

@@ -61,7 +61,7 @@ def naive_recalls(first: np.ndarray, second: np.ndarray, image_of, top: int, k: 
     for a, b, answers in ((first, second, images), (first.T, second.T, texts)):
         ranks = [naive_rank(a[q], b[q], right, top) for q, right in enumerate(answers)]
         lists = [set(np.argsort(-row)[:top].tolist()) for row in a]
-        on_list = [bool(found & right) for found, right in zip(lists, answers, strict=True)]
+        on_list = [bool(result & right) for result, right in zip(lists, answers, strict=True)]
         results.append((100 * np.mean(np.array(ranks) < k), 100 * np.mean(on_list)))
     return results
 
@@ -70,16 +70,16 @@ def naive_recalls(first: np.ndarray, second: np.ndarray, image_of, top: int, k: 
 def test_recalls_are_those_of_plain_lists(distinct, fast, slow, top) -> None:
     split = distinct
     first, second = score_split(fast, split), score_split(slow, split)
-    found = score_two_stages([slow], split, first, shortlist_size=top)
-    report = found.report("test", bootstrap=10)
+    result = score_two_stages([slow], split, first, shortlist_size=top)
+    report = result.report("test", bootstrap=10)
     for k in (1, 5, 10):
         (i2t, images), (t2i, texts) = naive_recalls(
             first.scores.numpy(), second.scores.numpy(), first.image_of, top, k
         )
         assert report.i2t.recalls[k] == pytest.approx(i2t)
         assert report.t2i.recalls[k] == pytest.approx(t2i)
-        assert found.lists.i2t_recall == pytest.approx(images)
-        assert found.lists.t2i_recall == pytest.approx(texts)
+        assert result.lists.i2t_recall == pytest.approx(images)
+        assert result.lists.t2i_recall == pytest.approx(texts)
     assert report.rsum == pytest.approx(
         sum(report.i2t.recalls.values()) + sum(report.t2i.recalls.values())
     )
@@ -94,36 +94,36 @@ def test_only_what_is_listed_is_scored(concepts, fast, slow) -> None:
         scored.append(len(args[0]) * len(args[1]))
 
     hook = slow.matcher.register_forward_pre_hook(count)
-    found = score_two_stages([slow], split, first, shortlist_size=4)
+    result = score_two_stages([slow], split, first, shortlist_size=4)
     hook.remove()
-    assert sum(scored) == found.lists.scored <= 4 * (32 + 64)
-    assert found.lists.pairs == 32 * 64
-    assert f"{found.lists.scored:,} of 2,048 pairs" in found.lists.note()
+    assert sum(scored) == result.lists.scored <= 4 * (32 + 64)
+    assert result.lists.pairs == 32 * 64
+    assert f"{result.lists.scored:,} of 2,048 pairs" in result.lists.note()
 
 
 def test_a_list_of_everything_is_exhaustive_scoring(distinct, fast, slow) -> None:
     split = distinct
-    found = score_two_stages([slow], split, score_split(fast, split), shortlist_size=1000)
+    result = score_two_stages([slow], split, score_split(fast, split), shortlist_size=1000)
     whole = report_scores([score_split(slow, split)], "test", bootstrap=0, captions=split.texts)
-    assert found.report("test", bootstrap=0) == whole
-    assert (found.lists.i2t_recall, found.lists.t2i_recall) == (100.0, 100.0)
+    assert result.report("test", bootstrap=0) == whole
+    assert (result.lists.i2t_recall, result.lists.t2i_recall) == (100.0, 100.0)
 
 
 def test_an_ensemble_ranks_by_the_mean(concepts, distinct, fast, slow) -> None:
     split = distinct
     first, scan = score_split(fast, split), cf.create("scan-t2i", concepts, embed_size=8)
-    found = score_two_stages([slow, scan], split, first, shortlist_size=1000)
+    result = score_two_stages([slow, scan], split, first, shortlist_size=1000)
     scores = [score_split(slow, split), score_split(scan, split)]
     both = report_scores(scores, "test", bootstrap=0, captions=split.texts)
-    assert found.report("test", bootstrap=0) == both
+    assert result.report("test", bootstrap=0) == both
     assert scan.training
 
 
 def test_lists_of_folds_stay_in_their_fold(concepts, fast, slow) -> None:
     split = concepts.test
     first = score_split(fast, split)
-    found = score_two_stages([slow], split, first, shortlist_size=3, folds=4)
-    report = found.report("test", folds=4, bootstrap=0)
+    result = score_two_stages([slow], split, first, shortlist_size=3, folds=4)
+    report = result.report("test", folds=4, bootstrap=0)
     parts = []
     for start in range(0, 32, 8):
         part = split.select(range(start, start + 8))
@@ -153,11 +153,11 @@ def test_what_either_stage_cannot_read_is_left_out_of_both(concepts, fast, slow)
     split = concepts.test
     one = replace(split, fragments=Unreadable(split.fragments, {0, 5}))
     two = replace(split, fragments=Unreadable(split.fragments, {5, 31}))
-    found = score_two_stages([slow], two, score_split(fast, one), shortlist_size=3)
+    result = score_two_stages([slow], two, score_split(fast, one), shortlist_size=3)
     rest = split.select([i for i in range(32) if i not in (0, 5, 31)])
     alone = score_two_stages([slow], rest, score_split(fast, rest), shortlist_size=3)
-    assert found.report("test", bootstrap=0) == alone.report("test", bootstrap=0)
-    assert len(found.skipped) == 3
+    assert result.report("test", bootstrap=0) == alone.report("test", bootstrap=0)
+    assert len(result.skipped) == 3
     none, first = replace(one, fragments=Unreadable(split.fragments, set(range(1, 32)))), one
     with pytest.raises(DataError, match="by both stages"):
         score_two_stages([slow], none, score_split(fast, first), shortlist_size=3)

@@ -51,11 +51,11 @@ def test_a_grid_is_the_map_averaged_into_so_many_cells(untrained) -> None:
     image = picture(1, 120, 80)
     whole = EfficientNetLiteFeatures(size=128).extract(image).features.reshape(4, 4, -1)
     tool = EfficientNetLiteFeatures(size=128, grid=3)
-    found = tool.extract(image)
-    assert (tool.max_fragments, tool.dim) == found.features.shape == (9, 1280)
-    np.testing.assert_allclose(found.features, _pooled_by_hand(whole, 3), atol=1e-5)
-    assert found.boxes is not None
-    np.testing.assert_allclose(found.boxes[4], [1 / 3, 1 / 3, 2 / 3, 2 / 3], atol=1e-6)
+    result = tool.extract(image)
+    assert (tool.max_fragments, tool.dim) == result.features.shape == (9, 1280)
+    np.testing.assert_allclose(result.features, _pooled_by_hand(whole, 3), atol=1e-5)
+    assert result.boxes is not None
+    np.testing.assert_allclose(result.boxes[4], [1 / 3, 1 / 3, 2 / 3, 2 / 3], atol=1e-6)
 
 
 def test_the_setting_of_nine_by_nine_cells_pooled_to_six_by_six(untrained) -> None:
@@ -125,25 +125,25 @@ def test_cells_that_cannot_be_are_refused(options, message) -> None:
 def test_joined_fragments_are_those_of_the_parts_after_each_other(parts) -> None:
     tool = Joined(parts=parts)
     image = picture(5, 60, 40)
-    found = tool.extract(image)
+    result = tool.extract(image)
     alone = [extractors.create(part, {}).extract(image) for part in parts]
-    np.testing.assert_array_equal(found.features, np.concatenate([one.features for one in alone]))
-    np.testing.assert_array_equal(found.boxes, np.concatenate([one.boxes for one in alone]))
-    assert (tool.max_fragments, tool.dim) == found.features.shape
+    np.testing.assert_array_equal(result.features, np.concatenate([one.features for one in alone]))
+    np.testing.assert_array_equal(result.boxes, np.concatenate([one.boxes for one in alone]))
+    assert (tool.max_fragments, tool.dim) == result.features.shape
 
 
 def test_joined_channels_are_the_vectors_of_the_parts_end_to_end(parts) -> None:
     tool = Joined(parts=parts, along="channels", unit=True)
     image = picture(6, 60, 40)
-    found = tool.extract(image)
+    result = tool.extract(image)
     alone = [extractors.create(part, {}).extract(image) for part in parts]
-    assert (tool.max_fragments, tool.dim) == found.features.shape == (16, 32)
+    assert (tool.max_fragments, tool.dim) == result.features.shape == (16, 32)
     for number, one in enumerate(alone):
-        half = found.features[:, 16 * number : 16 * (number + 1)]
+        half = result.features[:, 16 * number : 16 * (number + 1)]
         np.testing.assert_allclose(np.linalg.norm(half, axis=1), 1, atol=1e-5)
         length = np.linalg.norm(one.features, axis=1, keepdims=True)
         np.testing.assert_allclose(half * length, one.features, atol=1e-4)
-    np.testing.assert_array_equal(found.boxes, alone[0].boxes)
+    np.testing.assert_array_equal(result.boxes, alone[0].boxes)
 
 
 def test_joined_parts_fill_a_data_set(parts, tmp_path) -> None:

@@ -111,10 +111,10 @@ def test_the_network_is_its_plain_operations(variant: int, side: int) -> None:
     x = torch.randn(2, 3, side, side + 6, generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
         expected = _plain_network(x, weights, STAGES[variant])
-        found = network(x)
-    assert found.shape == (2, 1280, math.ceil(side / 32), math.ceil((side + 6) / 32))
+        result = network(x)
+    assert result.shape == (2, 1280, math.ceil(side / 32), math.ceil((side + 6) / 32))
     assert expected.std() > 0.05
-    np.testing.assert_allclose(found, expected, atol=1e-3)
+    np.testing.assert_allclose(result, expected, atol=1e-3)
 
 
 @given(st.integers(1, 40), st.sampled_from([1, 3, 5]), st.sampled_from([1, 2]))
@@ -172,16 +172,16 @@ def test_published_weights_give_published_maps(variant: int) -> None:
         pytest.skip("the weights are not installed")
     tool = EfficientNetLiteFeatures(variant=variant)
     cells = tool.forward(_ramp(tool.side)[None]).features[0].astype(np.float64)
-    found = (cells.mean(), cells.std(), *cells.mean(axis=1)[[0, len(cells) // 2, -1]])
-    np.testing.assert_allclose(found, PUBLISHED[variant], atol=1e-5)
+    result = (cells.mean(), cells.std(), *cells.mean(axis=1)[[0, len(cells) // 2, -1]])
+    np.testing.assert_allclose(result, PUBLISHED[variant], atol=1e-5)
 
 
 @needs_weights
 def test_the_pooled_vector_comes_first_and_is_the_mean_of_the_cells() -> None:
-    found = EfficientNetLiteFeatures(pooled=True).extract(picture(1, 300, 90))
-    assert found.boxes is not None
-    assert found.boxes[0].tolist() == [0, 0, 1, 1]
-    np.testing.assert_allclose(found.features[0], found.features[1:].mean(axis=0), atol=1e-5)
+    result = EfficientNetLiteFeatures(pooled=True).extract(picture(1, 300, 90))
+    assert result.boxes is not None
+    assert result.boxes[0].tolist() == [0, 0, 1, 1]
+    np.testing.assert_allclose(result.features[0], result.features[1:].mean(axis=0), atol=1e-5)
 
 
 @needs_weights

@@ -72,10 +72,10 @@ def test_fragments_are_those_of_the_extractor(pairs: Pairs, tmp_path: Path) -> N
     assert made.train.pixels is not None
     assert (table.dim, table.max_fragments, len(table)) == (Segments().dim, 8, 30)
     expected = Segments(**OPTIONS).extract(open_image(made.train.pixels[17]))
-    found = table.read(17)
-    np.testing.assert_allclose(found.features, expected.features, atol=2e-3)
-    assert found.boxes is not None
-    np.testing.assert_array_equal(found.boxes, expected.boxes)
+    result = table.read(17)
+    np.testing.assert_allclose(result.features, expected.features, atol=2e-3)
+    assert result.boxes is not None
+    np.testing.assert_array_equal(result.boxes, expected.boxes)
     assert made.problems == []
 
 

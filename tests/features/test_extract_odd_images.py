@@ -47,8 +47,8 @@ def _ramp() -> np.ndarray:
 @pytest.mark.parametrize("format", ["PNG", "TIFF"])
 def test_sixteen_bits_keep_their_highest_eight(format: str) -> None:
     deep = _ramp().astype(np.uint16)
-    found = read(encoded(Image.fromarray(deep), format))
-    np.testing.assert_allclose(found[..., 0], deep / 257, atol=1)
+    result = read(encoded(Image.fromarray(deep), format))
+    np.testing.assert_allclose(result[..., 0], deep / 257, atol=1)
     dark = read(encoded(Image.fromarray(deep // 300), format))
     assert dark.max() <= 1
 
@@ -64,8 +64,8 @@ def test_sixteen_bits_keep_their_highest_eight(format: str) -> None:
     ],
 )
 def test_other_deep_grays_are_scaled_by_their_range(values, expected) -> None:
-    found = read(encoded(Image.fromarray(values), "TIFF"))
-    np.testing.assert_allclose(found[..., 1], expected, atol=1.5)
+    result = read(encoded(Image.fromarray(values), "TIFF"))
+    np.testing.assert_allclose(result[..., 1], expected, atol=1.5)
 
 
 def test_a_deep_gray_of_no_number_is_read() -> None:
@@ -75,9 +75,9 @@ def test_a_deep_gray_of_no_number_is_read() -> None:
 
 
 def test_print_colors_become_screen_colors() -> None:
-    found = read(encoded(Image.new("CMYK", (8, 8), (0, 255, 255, 0)), "JPEG"))
-    assert found[..., 0].min() > 200
-    assert found[..., 1:].max() < 60
+    result = read(encoded(Image.new("CMYK", (8, 8), (0, 255, 255, 0)), "JPEG"))
+    assert result[..., 0].min() > 200
+    assert result[..., 1:].max() < 60
 
 
 @pytest.mark.parametrize("mode", ["RGBA", "LA", "P"])
@@ -90,12 +90,12 @@ def test_what_is_transparent_is_white(mode: str) -> None:
         palette = Image.new("P", (2, 1))
         palette.putpalette([10, 20, 30, 200, 0, 0])
         palette.putpixel((1, 0), 1)
-        found = read(encoded(palette, "PNG", transparency=1))
-        assert found[0].tolist() == [[10, 20, 30], [255, 255, 255]]
+        result = read(encoded(palette, "PNG", transparency=1))
+        assert result[0].tolist() == [[10, 20, 30], [255, 255, 255]]
         return
-    found = read(encoded(image.convert(mode), "PNG"))
-    assert found[:, :3].max() == 0
-    assert found[:, 3:].min() == 255
+    result = read(encoded(image.convert(mode), "PNG"))
+    assert result[:, :3].max() == 0
+    assert result[:, 3:].min() == 255
 
 
 def test_of_an_animation_the_first_frame_is_taken() -> None:

@@ -44,9 +44,9 @@ def test_fragments_on_disk_are_those_of_the_network(mine: Pairs, tmp_path: Path,
     assert made.fragments.features.shape == (21, 17, 16)
     for row in (0, 7, 8, 20):
         expected = tool.extract(open_image(made.pixels[row]))
-        found = made.fragments.read(row)
-        np.testing.assert_allclose(found.features, expected.features, atol=2e-3)
-        np.testing.assert_array_equal(found.boxes, expected.boxes)
+        result = made.fragments.read(row)
+        np.testing.assert_allclose(result.features, expected.features, atol=2e-3)
+        np.testing.assert_array_equal(result.boxes, expected.boxes)
 
 
 @pytest.mark.parametrize("stop", [1, 9, 17])
@@ -91,12 +91,12 @@ def test_the_size_of_a_batch_changes_nothing_to_speak_of(model: str) -> None:
 
 def test_numbers_too_large_for_half_precision_stay_finite(model: str) -> None:
     tool = TransformersFeatures(model=model)
-    found = tool.extract(picture(1))
-    found.features[0, 0], found.features[0, 1] = 1e9, -1e9
-    chunk = _fill(tool, [found])
+    result = tool.extract(picture(1))
+    result.features[0, 0], result.features[0, 1] = 1e9, -1e9
+    chunk = _fill(tool, [result])
     assert chunk.features[0, 0, :2].tolist() == [65504, -65504]
-    found.features[3, 3] = np.nan
-    chunk = _fill(tool, [found])
+    result.features[3, 3] = np.nan
+    chunk = _fill(tool, [result])
     assert "not finite" in chunk.bad[0]
     assert chunk.lengths[0] == 0
 
@@ -110,15 +110,15 @@ def test_crops_are_the_base_seeing_each_window(model: str) -> None:
     options = {"model": model}
     crops = Crops(base="transformers", base_options=options, scales=(1.0, 0.5))
     image = picture(4, 64, 48)
-    found = crops.extract(image)
+    result = crops.extract(image)
     assert (crops.max_fragments, crops.dim) == (10, 16)
-    assert found.boxes is not None
+    assert result.boxes is not None
     base = TransformersFeatures(model=model)
-    for features, (x1, y1, x2, y2) in zip(found.features, found.boxes, strict=True):
+    for features, (x1, y1, x2, y2) in zip(result.features, result.boxes, strict=True):
         part = image.crop((round(x1 * 64), round(y1 * 48), round(x2 * 64), round(y2 * 48)))
         np.testing.assert_allclose(features, base.extract(part).features[0], atol=1e-4)
-    assert found.boxes[0].tolist() == [0, 0, 1, 1]
-    assert len({tuple(box) for box in found.boxes.tolist()}) == 10
+    assert result.boxes[0].tolist() == [0, 0, 1, 1]
+    assert len({tuple(box) for box in result.boxes.tolist()}) == 10
 
 
 def test_crops_of_a_pixel_or_a_thread_are_still_crops(model: str) -> None:

@@ -59,27 +59,27 @@ def _expected(seed: int) -> np.ndarray:
 def test_a_map_gives_its_cells(tmp_path: Path, batch: int | str) -> None:
     tool = OnnxFeatures(path=_save(tmp_path / "net.onnx", "map", batch))
     assert (tool.max_fragments, tool.dim) == (16, 5)
-    found = tool.run([tool.views(picture(seed)) for seed in range(3)])
-    for seed, fragments in enumerate(found):
+    result = tool.run([tool.views(picture(seed)) for seed in range(3)])
+    for seed, fragments in enumerate(result):
         np.testing.assert_allclose(fragments.features, _expected(seed), atol=1e-3)
-    assert found[0].boxes is not None
-    assert found[0].boxes[1].tolist() == [0.25, 0, 0.5, 0.25]
+    assert result[0].boxes is not None
+    assert result[0].boxes[1].tolist() == [0.25, 0, 0.5, 0.25]
 
 
 def test_tokens_give_patches_and_the_first_token_the_whole(tmp_path: Path) -> None:
     path = _save(tmp_path / "net.onnx", "tokens")
-    found = OnnxFeatures(path=path, pooled=True).extract(picture(2))
-    np.testing.assert_allclose(found.features[1:], _expected(2), atol=1e-3)
-    np.testing.assert_allclose(found.features[0], _expected(2).mean(axis=0), atol=1e-3)
+    result = OnnxFeatures(path=path, pooled=True).extract(picture(2))
+    np.testing.assert_allclose(result.features[1:], _expected(2), atol=1e-3)
+    np.testing.assert_allclose(result.features[0], _expected(2).mean(axis=0), atol=1e-3)
     other = OnnxFeatures(path=path, output="map").extract(picture(2))
     np.testing.assert_allclose(other.features, _expected(2), atol=1e-3)
 
 
 def test_a_vector_is_one_fragment_for_the_whole_picture(tmp_path: Path) -> None:
-    found = OnnxFeatures(path=_save(tmp_path / "net.onnx", "vector")).extract(picture(2))
-    assert found.boxes is not None
-    assert found.boxes.tolist() == [[0, 0, 1, 1]]
-    np.testing.assert_allclose(found.features[0], _expected(2).mean(axis=0), atol=1e-3)
+    result = OnnxFeatures(path=_save(tmp_path / "net.onnx", "vector")).extract(picture(2))
+    assert result.boxes is not None
+    assert result.boxes.tolist() == [[0, 0, 1, 1]]
+    np.testing.assert_allclose(result.features[0], _expected(2).mean(axis=0), atol=1e-3)
 
 
 def test_what_cannot_be_used_is_said(tmp_path: Path) -> None:

@@ -55,35 +55,35 @@ def test_patches_put_together_are_the_picture(patch: int, count: int, rest: int)
 
 def test_each_patch_has_the_box_it_was_cut_from() -> None:
     tool = pixels(fit="squash")
-    found = tool.extract(picture(3))
-    assert found.features.dtype == np.uint8
-    assert found.features.shape == (tool.max_fragments, tool.dim) == (4, 192)
+    result = tool.extract(picture(3))
+    assert result.features.dtype == np.uint8
+    assert result.features.shape == (tool.max_fragments, tool.dim) == (4, 192)
     shown = np.asarray(picture(3).resize((16, 16), Image.Resampling.BICUBIC))
-    for row, (x1, y1, x2, y2) in zip(found.features, (found.boxes * 16).astype(int), strict=True):
+    for row, (x1, y1, x2, y2) in zip(result.features, (result.boxes * 16).astype(int), strict=True):
         assert np.array_equal(row.reshape(8, 8, 3), shown[y1:y2, x1:x2])
 
 
 def test_a_crop_has_boxes_within_the_whole_picture() -> None:
-    found = pixels(fit="crop").extract(picture(1, 64, 32))
-    assert found.boxes[:, [0, 2]].min() == pytest.approx(0.25)
-    assert found.boxes[:, [0, 2]].max() == pytest.approx(0.75)
-    assert (found.boxes[:, 1].min(), found.boxes[:, 3].max()) == (0.0, 1.0)
+    result = pixels(fit="crop").extract(picture(1, 64, 32))
+    assert result.boxes[:, [0, 2]].min() == pytest.approx(0.25)
+    assert result.boxes[:, [0, 2]].max() == pytest.approx(0.75)
+    assert (result.boxes[:, 1].min(), result.boxes[:, 3].max()) == (0.0, 1.0)
 
 
 def test_what_is_left_over_beside_the_last_patch_is_in_no_box() -> None:
-    found = pixels(size=19).extract(picture(1))
-    assert len(found) == 4
-    assert found.boxes.max() == pytest.approx(16 / 19)
+    result = pixels(size=19).extract(picture(1))
+    assert len(result) == 4
+    assert result.boxes.max() == pytest.approx(16 / 19)
 
 
 def test_a_mirrored_picture_has_the_boxes_of_what_it_shows() -> None:
     tool, image = pixels(fit="squash"), picture(5)
     plain = {tuple(b): f for f, b in zip(*vars(tool.extract(image)).values(), strict=True)}
     for seed in range(8):
-        found = tool.augment(image, PixelAugmentation(flip=True), np.random.default_rng(seed))
-        first = found.features[0].reshape(8, 8, 3)
-        mirrored = found.boxes[0][0] > 0
-        kept = plain[tuple(found.boxes[0])].reshape(8, 8, 3)
+        result = tool.augment(image, PixelAugmentation(flip=True), np.random.default_rng(seed))
+        first = result.features[0].reshape(8, 8, 3)
+        mirrored = result.boxes[0][0] > 0
+        kept = plain[tuple(result.boxes[0])].reshape(8, 8, 3)
         assert np.array_equal(first, kept[:, ::-1] if mirrored else kept)
     assert {
         bool(
@@ -171,8 +171,8 @@ def test_shards_are_read_as_files_are(photos, tmp_path: Path) -> None:
     from_shards = with_fragments(load_pairs(tmp_path / "shards"), tmp_path, "pixels", options).test
     place = {key: row for row, key in enumerate(from_shards.ids)}
     for row, key in enumerate(from_files.ids):
-        found = from_shards.fragments.read(place[key]).features
-        assert np.array_equal(found, from_files.fragments.read(row).features)
+        result = from_shards.fragments.read(place[key]).features
+        assert np.array_equal(result, from_files.fragments.read(row).features)
 
 
 def items(split, **augmentation):

@@ -15,17 +15,17 @@ from counterfoil.features.regions import connected, mask_components
 
 
 def check(image: Image.Image, tool: Segments) -> None:
-    found = tool.extract(image)
-    assert 1 <= len(found) <= tool.max_fragments
-    assert found.features.shape == (len(found), tool.dim)
-    assert found.features.dtype == np.float32
-    assert np.isfinite(found.features).all()
-    assert np.abs(found.features).max() <= 4
-    assert found.boxes is not None
-    assert found.boxes.shape == (len(found), 4)
-    assert (found.boxes >= 0).all()
-    assert (found.boxes <= 1).all()
-    assert (found.boxes[:, 2:] > found.boxes[:, :2]).all()
+    result = tool.extract(image)
+    assert 1 <= len(result) <= tool.max_fragments
+    assert result.features.shape == (len(result), tool.dim)
+    assert result.features.dtype == np.float32
+    assert np.isfinite(result.features).all()
+    assert np.abs(result.features).max() <= 4
+    assert result.boxes is not None
+    assert result.boxes.shape == (len(result), 4)
+    assert (result.boxes >= 0).all()
+    assert (result.boxes <= 1).all()
+    assert (result.boxes[:, 2:] > result.boxes[:, :2]).all()
 
 
 DEGENERATE = {
@@ -60,21 +60,21 @@ def test_the_same_picture_gives_the_same_fragments() -> None:
 
 
 def test_the_whole_picture_comes_first() -> None:
-    found = Segments().extract(draw(make_scene((0, 0, 4, 0))))
-    assert found.boxes is not None
-    assert found.boxes[0].tolist() == [0, 0, 1, 1]
+    result = Segments().extract(draw(make_scene((0, 0, 4, 0))))
+    assert result.boxes is not None
+    assert result.boxes[0].tolist() == [0, 0, 1, 1]
 
 
 def test_most_drawn_things_are_found() -> None:
     hits = []
     for family in range(25):
         scene = make_scene((3, 0, family, 0))
-        found = Segments().extract(draw(scene)).boxes
-        assert found is not None
+        result = Segments().extract(draw(scene)).boxes
+        assert result is not None
         for obj in scene.objects:
             for thing in obj.boxes:
                 # Things that touch are found as one.
-                best = max(_iou(np.array(b) / 224, box) for b in (thing, obj.box) for box in found)
+                best = max(_iou(np.array(b) / 224, box) for b in (thing, obj.box) for box in result)
                 hits.append(best > 0.5)
     assert np.mean(hits) > 0.85
 

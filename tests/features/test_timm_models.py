@@ -78,11 +78,11 @@ def test_without_the_library_the_error_names_it() -> None:
 )
 def test_cells_and_patches_have_boxes(name, size, cells, dim, weights) -> None:
     tool = TimmFeatures(model=name, weights=weights(name), size=size)
-    found = tool.extract(picture(1, 50, 40))
-    assert found.features.shape == (cells + 1, dim)
-    assert np.isfinite(found.features).all()
-    assert found.boxes[0].tolist() == [0, 0, 1, 1]
-    area = (found.boxes[1:, 2] - found.boxes[1:, 0]) * (found.boxes[1:, 3] - found.boxes[1:, 1])
+    result = tool.extract(picture(1, 50, 40))
+    assert result.features.shape == (cells + 1, dim)
+    assert np.isfinite(result.features).all()
+    assert result.boxes[0].tolist() == [0, 0, 1, 1]
+    area = (result.boxes[1:, 2] - result.boxes[1:, 0]) * (result.boxes[1:, 3] - result.boxes[1:, 1])
     assert area.sum() == pytest.approx(1.0, abs=1e-4)
 
 

@@ -52,16 +52,16 @@ def test_a_grid_network_gives_its_cells_and_a_vector_of_the_whole(networks, kind
     cells, size = GRIDS[kind]
     tool = TransformersFeatures(model=networks(kind), size=size)
     assert (tool.max_fragments, tool.dim) == (cells + 1, 16)
-    found = tool.extract(picture(1, 50, 40))
-    assert found.features.shape == (cells + 1, 16)
-    assert np.isfinite(found.features).all()
-    assert found.boxes is not None
-    assert found.boxes[0].tolist() == [0, 0, 1, 1]
+    result = tool.extract(picture(1, 50, 40))
+    assert result.features.shape == (cells + 1, 16)
+    assert np.isfinite(result.features).all()
+    assert result.boxes is not None
+    assert result.boxes[0].tolist() == [0, 0, 1, 1]
     side = round(cells**0.5)
-    assert found.boxes[-1].tolist() == [1 - 1 / side, 1 - 1 / side, 1, 1]
+    assert result.boxes[-1].tolist() == [1 - 1 / side, 1 - 1 / side, 1, 1]
     bare = TransformersFeatures(model=networks(kind), size=size, pooled=False)
     np.testing.assert_allclose(
-        bare.extract(picture(1, 50, 40)).features, found.features[1:], atol=1e-5
+        bare.extract(picture(1, 50, 40)).features, result.features[1:], atol=1e-5
     )
 
 
@@ -70,17 +70,17 @@ def test_the_numbers_are_those_of_the_library(networks, kind: str) -> None:
     network = transformers.AutoModel.from_pretrained(networks(kind)).eval()
     with torch.no_grad():
         made = network(pixel_values=_input(picture(3)))
-    found = TransformersFeatures(model=networks(kind)).extract(picture(3)).features
-    np.testing.assert_allclose(found[0], made.pooler_output[0], atol=1e-4)
-    np.testing.assert_allclose(found[1:], made.last_hidden_state[0, -16:], atol=1e-4)
+    result = TransformersFeatures(model=networks(kind)).extract(picture(3)).features
+    np.testing.assert_allclose(result[0], made.pooler_output[0], atol=1e-4)
+    np.testing.assert_allclose(result[1:], made.last_hidden_state[0, -16:], atol=1e-4)
 
 
 def test_the_seeing_half_of_a_dual_encoder_is_taken(networks) -> None:
     whole = transformers.AutoModel.from_pretrained(networks("clip")).eval()
     with torch.no_grad():
         made = whole.vision_model(pixel_values=_input(picture(3)))
-    found = TransformersFeatures(model=networks("clip")).extract(picture(3)).features
-    np.testing.assert_allclose(found[1:], made.last_hidden_state[0, 1:], atol=1e-4)
+    result = TransformersFeatures(model=networks("clip")).extract(picture(3)).features
+    np.testing.assert_allclose(result[1:], made.last_hidden_state[0, 1:], atol=1e-4)
 
 
 @pytest.mark.parametrize("kind", ["vit", "dinov2"])
@@ -123,14 +123,14 @@ def test_a_detector_gives_its_most_certain_regions(networks, kind: str, tmp_path
         made = network(pixel_values=_input(picture(2, 64, 64)))
     certainty = made.logits[0].softmax(-1)[:, :-1].max(-1).values
     best = certainty.argsort(descending=True)[:4]
-    found = tool.extract(picture(2, 64, 64))
+    result = tool.extract(picture(2, 64, 64))
     assert (tool.max_fragments, tool.dim) == (4, 16)
     states = made.last_hidden_state[0, -7:]
-    np.testing.assert_allclose(found.features, states[best], atol=1e-3)
+    np.testing.assert_allclose(result.features, states[best], atol=1e-3)
     cx, cy, w, h = made.pred_boxes[0][best].numpy().T
     expected = np.stack([cx - w / 2, cy - h / 2, cx + w / 2, cy + h / 2], axis=1)
-    assert found.boxes is not None
-    np.testing.assert_allclose(found.boxes, expected.clip(0, 1), atol=2e-3)
+    assert result.boxes is not None
+    np.testing.assert_allclose(result.boxes, expected.clip(0, 1), atol=2e-3)
 
 
 def test_a_detector_keeps_proportions_and_has_no_more_regions_than_queries(networks) -> None:
@@ -144,10 +144,10 @@ def test_pictures_of_different_sizes_do_not_disturb_each_other(networks) -> None
     tool = TransformersFeatures(model=networks("detr"), size=40)
     images = [picture(1, 80, 60), picture(2, 60, 80), picture(3, 80, 60)]
     together = tool.run([tool.views(image) for image in images])
-    for image, found in zip(images, together, strict=True):
+    for image, result in zip(images, together, strict=True):
         alone = tool.extract(image)
-        np.testing.assert_allclose(found.features, alone.features, atol=1e-4)
-        np.testing.assert_allclose(found.boxes, alone.boxes, atol=1e-4)
+        np.testing.assert_allclose(result.features, alone.features, atol=1e-4)
+        np.testing.assert_allclose(result.boxes, alone.boxes, atol=1e-4)
 
 
 def test_the_fingerprint_follows_weights_and_options_not_the_place(networks, tmp_path) -> None:

@@ -47,10 +47,10 @@ class Impatient(Silent):
 
 def test_every_caption_gets_foils_and_what_has_none_is_counted(tmp_path) -> None:
     counts = write_rule_foils(SPLIT, tmp_path / "f.jsonl", count=3)
-    found = list(read_foils(tmp_path / "f.jsonl"))
+    result = list(read_foils(tmp_path / "f.jsonl"))
     assert counts == FoilCounts(captions=4, foils=9, without=1)
-    assert [foil.caption_id for foil in found] == ["7#0"] * 3 + ["7#1"] * 3 + ["dog.jpg#0"] * 3
-    for foil in found:
+    assert [foil.caption_id for foil in result] == ["7#0"] * 3 + ["7#1"] * 3 + ["dog.jpg#0"] * 3
+    for foil in result:
         old, new = words(foil.caption), words(foil.foil)
         assert tuple(p for p in range(len(old)) if old[p] != new[p]) == foil.positions
         own = {word for text in SPLIT.captions[SPLIT.ids.index(foil.image)] for word in words(text)}

@@ -27,31 +27,31 @@ def masked(versions: int = 6) -> MaskedCaptions:
 
 
 def test_a_caption_without_units_stays_as_it_is_in_every_version() -> None:
-    found = masked()
-    assert found.ids[1].equal(CAPTIONS[1].expand(6, 5))
-    assert (found.labels[1] == -1).all()
-    asked = found.labels[0] != -1
-    assert asked.any(1).all()
-    assert found.labels[0][asked].equal(CAPTIONS[0].expand(6, 5)[asked])
+    result = masked()
+    assert result.ids[1].equal(CAPTIONS[1].expand(6, 5))
+    assert (result.labels[1] == -1).all()
+    command = result.labels[0] != -1
+    assert command.any(1).all()
+    assert result.labels[0][command].equal(CAPTIONS[0].expand(6, 5)[command])
 
 
 def test_only_ordinary_tokens_are_drawn_and_only_where_asked() -> None:
     versions = masked()
 
-    def fill(rows, ids, asked):
+    def fill(rows, ids, command):
         assert ids.equal(versions.ids.flatten(0, 1))
         assert rows.tolist() == [0] * 6 + [1] * 6
-        logits = torch.zeros(int(asked.sum()), WORDS)
+        logits = torch.zeros(int(command.sum()), WORDS)
         logits[:, :4] = 1e4  # what must not be drawn is by far the likeliest
         return logits
 
     torch.manual_seed(0)
-    found = refill(versions, fill, torch.from_numpy(TOKENS.ordinary), 50, 1.0)
-    assert found.shape == (2, 6 * 50, 5)
-    assert found[1].equal(CAPTIONS[1].expand(300, 5))
-    asked = (versions.labels[0] != -1).repeat_interleave(50, 0)
-    assert found[0][~asked].equal(CAPTIONS[0].expand(300, 5)[~asked])
-    assert set(found[0][asked].tolist()) == set(TOKENS.ordinary.tolist())
+    result = refill(versions, fill, torch.from_numpy(TOKENS.ordinary), 50, 1.0)
+    assert result.shape == (2, 6 * 50, 5)
+    assert result[1].equal(CAPTIONS[1].expand(300, 5))
+    command = (versions.labels[0] != -1).repeat_interleave(50, 0)
+    assert result[0][~command].equal(CAPTIONS[0].expand(300, 5)[~command])
+    assert set(result[0][command].tolist()) == set(TOKENS.ordinary.tolist())
 
 
 def test_each_asked_token_is_drawn_from_its_own_logits_tempered() -> None:
@@ -64,9 +64,9 @@ def test_each_asked_token_is_drawn_from_its_own_logits_tempered() -> None:
     logits[range(3), wanted] = 2.0
     torch.manual_seed(0)
     ordinary = torch.from_numpy(TOKENS.ordinary)
-    found = refill(versions, lambda *_: logits, ordinary, 4000, 2.0)
+    result = refill(versions, lambda *_: logits, ordinary, 4000, 2.0)
     share = float(np.e / (np.e + len(ordinary) - 1))
-    drawn = [found[0, :, 1], found[0, :, 2], found[1, :, 2]]
+    drawn = [result[0, :, 1], result[0, :, 2], result[1, :, 2]]
     for tokens, token in zip(drawn, wanted, strict=True):
         assert float((tokens == token).float().mean()) == pytest.approx(share, abs=0.03)
     with pytest.raises(ConfigError, match="temperature"):
@@ -81,16 +81,16 @@ def test_false_negatives_copies_and_duplicates_are_neither_scored_nor_kept() -> 
     )  # three samples of each version
     own = own_tokens([[2, 4, 5, 6, 3, 7, 7], [2, 7, 8, 3]], CAPTIONS.device)
     assert own[0].tolist() == [2, 3, 4, 5, 6, 7]
-    asked = []
+    command = []
 
     def score(rows, ids):
-        asked.extend(zip(rows.tolist(), map(tuple, ids.tolist()), strict=True))
+        command.extend(zip(rows.tolist(), map(tuple, ids.tolist()), strict=True))
         return ids[:, 1].float()
 
-    found = hardest_foils(CAPTIONS, versions, candidates, own, score, most=3)
-    assert asked == [(0, tuple(new)), (0, tuple(other))]
-    assert found.real.tolist() == [[True, True, False], [False] * 3]
-    assert found.ids[0, :2].tolist() == [new, other]
-    assert found.scores[0, :2].tolist() == [9.0, 8.0]
-    assert found.labels[0, 0].equal(versions.labels[0, 0])
-    assert found.labels[0, 1].equal(versions.labels[0, 1])
+    result = hardest_foils(CAPTIONS, versions, candidates, own, score, most=3)
+    assert command == [(0, tuple(new)), (0, tuple(other))]
+    assert result.real.tolist() == [[True, True, False], [False] * 3]
+    assert result.ids[0, :2].tolist() == [new, other]
+    assert result.scores[0, :2].tolist() == [9.0, 8.0]
+    assert result.labels[0, 0].equal(versions.labels[0, 0])
+    assert result.labels[0, 1].equal(versions.labels[0, 1])

@@ -45,11 +45,11 @@ def foils(caption: str, kind: str, count: int = 50, avoid=frozenset(), seed: int
 
 @given(CAPTIONS | st.text(), SEEDS, st.integers(1, 5))
 def test_a_foil_differs_exactly_where_it_says(caption, seed, count) -> None:
-    found = rule_foils(caption, random.Random(seed), KINDS, count)
-    assert len(found) <= count
-    assert len({foil.text for foil in found}) == len(found)
+    result = rule_foils(caption, random.Random(seed), KINDS, count)
+    assert len(result) <= count
+    assert len({foil.text for foil in result}) == len(result)
     before = words(caption)
-    for foil in found:
+    for foil in result:
         after = words(foil.text)
         assert len(after) == len(before)
         changed = tuple(i for i in range(len(before)) if before[i] != after[i])
@@ -79,9 +79,9 @@ def test_the_same_seed_gives_the_same_foils(caption, seed) -> None:
 @settings(deadline=None)
 def test_whatever_is_asked_for_is_found_if_it_exists(caption, seed) -> None:
     every = {foil.text for foil in rule_foils(caption, random.Random(0), KINDS, 10**6)}
-    found = rule_foils(caption, random.Random(seed), KINDS, 3)
-    assert len(found) == min(3, len(every))
-    assert {foil.text for foil in found} <= every
+    result = rule_foils(caption, random.Random(seed), KINDS, 3)
+    assert len(result) == min(3, len(every))
+    assert {foil.text for foil in result} <= every
 
 
 @pytest.mark.parametrize("caption", ["", " ", "...", "Nothing here.", "a", "two", "on"])
@@ -91,16 +91,16 @@ def test_captions_with_nothing_to_replace_have_no_foils(caption) -> None:
 
 def test_a_caption_of_ten_thousand_words_has_foils() -> None:
     caption = " ".join(["a dog on a table near two red cars,"] * 1000)
-    found = rule_foils(caption, random.Random(0), KINDS, 2)
-    assert len(found) == 2
-    assert len(words(found[0].text)) == 10_000
+    result = rule_foils(caption, random.Random(0), KINDS, 2)
+    assert len(result) == 2
+    assert len(words(result[0].text)) == 10_000
 
 
 def test_nouns_become_other_things_of_their_category() -> None:
-    found = foils("A man and his dogs.", "noun")
-    assert "A woman and his dogs." in found
-    assert "A man and his cats." in found
-    assert not any("puppies" in text or "guy" in text or " boy " in text for text in found)
+    result = foils("A man and his dogs.", "noun")
+    assert "A woman and his dogs." in result
+    assert "A man and his cats." in result
+    assert not any("puppies" in text or "guy" in text or " boy " in text for text in result)
 
 
 @pytest.mark.parametrize("thing", THINGS)
@@ -120,9 +120,9 @@ def test_words_for_the_same_thing_are_avoided_with_it() -> None:
 
 
 def test_articles_follow_their_nouns() -> None:
-    found = foils("An umbrella and a dog", "noun")
-    assert "A box and a dog" in found
-    assert "An umbrella and an elephant" in found
+    result = foils("An umbrella and a dog", "noun")
+    assert "A box and a dog" in result
+    assert "An umbrella and an elephant" in result
     assert "an orange car" in foils("a green car", "attribute")
 
 

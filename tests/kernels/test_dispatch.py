@@ -111,21 +111,21 @@ def both_ways(name: str, images: Encoded, texts: Encoded) -> tuple[Tensor, Tenso
     matcher = made(name).eval()
     with torch.no_grad():
         expected = matcher.double().torch_scores(images, texts)
-        found = try_fused(
+        result = try_fused(
             matcher.kernel_specs(),
             (single(images).fragments, images.mask),
             (single(texts).fragments, texts.mask),
         )
-    assert found is not None
-    return found.double(), expected
+    assert result is not None
+    return result.double(), expected
 
 
 @pytest.mark.parametrize("way", ["tiles", "lanes"])
 @pytest.mark.parametrize("name", thinned(MATCHERS, *FIRST))
 def test_kernels_score_as_the_eager_form(name, way, monkeypatch) -> None:
     monkeypatch.setattr(dispatch, "LARGE_JOB_CELLS", 0 if way == "lanes" else 1 << 60)
-    found, expected = both_ways(name, *sides(len(name)))
-    torch.testing.assert_close(found, expected, atol=2e-5, rtol=1e-5)
+    result, expected = both_ways(name, *sides(len(name)))
+    torch.testing.assert_close(result, expected, atol=2e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("way", thinned(["tiles", "lanes"], "tiles"))
@@ -148,11 +148,11 @@ def test_naaf_of_halves_rounds_similarities_no_more(
     real, mask = torch.ones(2, 12, dtype=torch.bool), torch.ones(16, 4, dtype=torch.bool)
     matcher = NAAF(256, boundary=0.2, direction=direction).eval()
     with torch.no_grad():
-        found = try_fused(matcher.kernel_specs(), (v.half(), real), (u.half(), mask))
+        result = try_fused(matcher.kernel_specs(), (v.half(), real), (u.half(), mask))
         sides = Encoded(v.half().double(), real), Encoded(u.half().double(), mask)
         expected = matcher.double().torch_scores(*sides)
-    assert found is not None
-    assert float((found.double() - expected).abs().max()) < tolerance
+    assert result is not None
+    assert float((result.double() - expected).abs().max()) < tolerance
 
 
 @settings(max_examples=4)
@@ -171,8 +171,8 @@ def test_any_shape(seed, regions, lengths, name, way) -> None:
     with pytest.MonkeyPatch.context() as patch, torch.no_grad():
         patch.setattr(dispatch, "LARGE_JOB_CELLS", 0 if way == "lanes" else 1 << 60)
         expected = matcher.double().torch_scores(images, texts)
-        found = matcher.float()(single(images), single(texts))
-    torch.testing.assert_close(found.double(), expected, atol=5e-5, rtol=1e-5)
+        result = matcher.float()(single(images), single(texts))
+    torch.testing.assert_close(result.double(), expected, atol=5e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -186,8 +186,8 @@ def test_several_tiles_turns_of_a_program_and_parts_of_the_images(name, monkeypa
     matcher = made(name).eval()
     with torch.no_grad():
         expected = matcher.double().torch_scores(images, texts)
-        found = matcher.float()(single(images), single(texts))
-    torch.testing.assert_close(found.double(), expected, atol=2e-5, rtol=1e-5)
+        result = matcher.float()(single(images), single(texts))
+    torch.testing.assert_close(result.double(), expected, atol=2e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("kept", [1 << 27, pytest.param(1, marks=pytest.mark.slow)])
@@ -210,10 +210,10 @@ def test_gradients_are_the_eager_forms(name, kept, monkeypatch) -> None:
             scores.detach(),
         ]
 
-    for found, expected in zip(
+    for result, expected in zip(
         gradients(torch.float32, True), gradients(torch.float64, False), strict=True
     ):
-        torch.testing.assert_close(found.double(), expected, atol=2e-5, rtol=1e-4)
+        torch.testing.assert_close(result.double(), expected, atol=2e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize("name", thinned(["scan-i2t-lse", "bfan-equal"], "scan-i2t-lse"))
@@ -224,8 +224,8 @@ def test_captions_too_long_for_one_kernel_are_scored_by_the_other(name, monkeypa
     matcher = made(name).eval()
     with torch.no_grad():
         expected = matcher.double().torch_scores(images, texts)
-        found = matcher.float()(single(images), single(texts))
-    torch.testing.assert_close(found.double(), expected, atol=2e-5, rtol=1e-5)
+        result = matcher.float()(single(images), single(texts))
+    torch.testing.assert_close(result.double(), expected, atol=2e-5, rtol=1e-5)
 
 
 def test_words_all_below_the_boundary() -> None:
@@ -233,8 +233,8 @@ def test_words_all_below_the_boundary() -> None:
     matcher = NAAF(D, boundary=0.999).eval()
     with torch.no_grad():
         expected = matcher.double().torch_scores(images, texts)
-        found = matcher.float()(single(images), single(texts))
-    torch.testing.assert_close(found.double(), expected, atol=2e-5, rtol=1e-5)
+        result = matcher.float()(single(images), single(texts))
+    torch.testing.assert_close(result.double(), expected, atol=2e-5, rtol=1e-5)
     assert (expected < 0.6).all()
 
 
@@ -295,9 +295,9 @@ def test_one_side_in_half_precision_is_compared_in_single(monkeypatch) -> None:
     halves = Encoded(images.fragments.half(), images.mask)
     matcher = made("chan-mean").eval()
     with torch.no_grad():
-        found = matcher(halves, single(texts))
+        result = matcher(halves, single(texts))
         expected = matcher.torch_scores(single(halves), single(texts))
-    torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-6)
+    torch.testing.assert_close(result, expected, atol=1e-6, rtol=1e-6)
 
 
 def test_double_precision_stays_so_where_half_would_be_raised(monkeypatch) -> None:
@@ -332,8 +332,8 @@ def test_on_a_device_too_small_for_any_kernel_pytorch_scores(monkeypatch) -> Non
     matcher = made("naaf").eval()
     monkeypatch.setattr(launch, "run_fitting", lambda run, count: short_of_memory(0)(count))
     with torch.no_grad():
-        found = matcher(single(images), single(texts))
-        assert torch.equal(found, matcher.torch_scores(single(images), single(texts)))
+        result = matcher(single(images), single(texts))
+        assert torch.equal(result, matcher.torch_scores(single(images), single(texts)))
 
 
 def test_training_on_a_device_too_small_for_the_backward_kernel_is_left_to_pytorch(
@@ -398,31 +398,31 @@ def test_what_is_said_and_what_is_done_agree(gpu, capability) -> None:
 
 @given(st.lists(st.integers(0, 16), max_size=40), st.integers(1, 5))
 def test_every_word_has_one_place_in_a_tile(lengths, slots) -> None:
-    found = pack(lengths, words=16, slots=slots)
-    rows = found.rows[found.rows < sum(lengths)]
+    result = pack(lengths, words=16, slots=slots)
+    rows = result.rows[result.rows < sum(lengths)]
     assert sorted(rows.tolist()) == list(range(sum(lengths)))
     owner = [caption for caption, length in enumerate(lengths) for _ in range(length)]
-    for place, row in enumerate(found.rows.tolist()):
+    for place, row in enumerate(result.rows.tolist()):
         if row == sum(lengths):
-            assert int(found.segments[place]) == slots
+            assert int(result.segments[place]) == slots
             continue
-        slot = place // 16 * slots + int(found.segments[place])
-        assert int(found.places[owner[row]]) == slot
-        assert int(found.counts[slot]) == lengths[owner[row]]
+        slot = place // 16 * slots + int(result.segments[place])
+        assert int(result.places[owner[row]]) == slot
+        assert int(result.counts[slot]) == lengths[owner[row]]
 
 
 @given(st.lists(st.integers(0, 9), max_size=40), st.integers(1, 5), st.integers(1, 4))
 def test_every_word_has_one_place_in_a_lane(lengths, width, step) -> None:
-    found = interleave(lengths, width, step)
+    result = interleave(lengths, width, step)
     starts = torch.tensor([0, *lengths]).cumsum(0)
     seen = 0
     for caption, length in enumerate(lengths):
-        group, lane = divmod(int(found.places[caption]), width)
-        base, size = found.spans[group]
+        group, lane = divmod(int(result.places[caption]), width)
+        base, size = result.spans[group]
         assert size % step == 0
-        assert int(found.lengths[group * width + lane]) == length
+        assert int(result.lengths[group * width + lane]) == length
         for word in range(size):
-            row = int(found.rows[base + word * width + lane])
+            row = int(result.rows[base + word * width + lane])
             assert row == (int(starts[caption]) + word if word < length else sum(lengths))
             seen += word < length
     assert seen == sum(lengths)

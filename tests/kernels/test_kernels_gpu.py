@@ -50,9 +50,9 @@ def test_scores_are_those_of_the_eager_form(name, way, monkeypatch) -> None:
     with torch.no_grad():
         expected = matcher.double().torch_scores(images, texts)
         monkeypatch.setattr(type(matcher), "torch_scores", _refused)
-        found = matcher.float().cuda()(_there(images), _there(texts))
+        result = matcher.float().cuda()(_there(images), _there(texts))
     scale = max(1.0, float(expected.abs().max()))
-    torch.testing.assert_close(found.double().cpu(), expected, atol=SCORES * scale, rtol=0)
+    torch.testing.assert_close(result.double().cpu(), expected, atol=SCORES * scale, rtol=0)
 
 
 @pytest.mark.parametrize("name", TRAINED)
@@ -72,8 +72,8 @@ def test_gradients_are_those_of_the_eager_form(name, monkeypatch) -> None:
     expected = gradients((images, texts), eager=True)
     monkeypatch.setattr(type(matcher), "torch_scores", _refused)
     matcher.float().cuda()
-    found = gradients((_there(images), _there(texts)), eager=False)
-    for mine, theirs in zip(found, expected, strict=True):
+    result = gradients((_there(images), _there(texts)), eager=False)
+    for mine, theirs in zip(result, expected, strict=True):
         scale = float(theirs.abs().max())
         torch.testing.assert_close(mine.double().cpu(), theirs, atol=GRADIENTS * scale, rtol=0)
 
@@ -94,6 +94,6 @@ def test_rounding_does_not_choose_among_fragments_that_are_tied(
     with torch.no_grad():
         expected = [matcher.double().torch_scores(*pair) for pair in pairs]
         monkeypatch.setattr(type(matcher), "torch_scores", _refused)
-        found = [matcher.float().cuda()(*map(_there, pair)) for pair in pairs]
-    for mine, exact in zip(found, expected, strict=True):
+        result = [matcher.float().cuda()(*map(_there, pair)) for pair in pairs]
+    for mine, exact in zip(result, expected, strict=True):
         torch.testing.assert_close(mine.double().cpu(), exact, atol=SCORES, rtol=0)

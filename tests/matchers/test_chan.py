@@ -60,11 +60,11 @@ def test_the_words_add_up_to_the_score(pooling) -> None:
     images, texts = encoded_pair(fixture)
     matcher = matchers["chan"](64, pooling=pooling)
     for image, text in ((0, 0), (5, 8)):
-        found = matcher.word_parts(images[image : image + 1], texts[text : text + 1])
+        result = matcher.word_parts(images[image : image + 1], texts[text : text + 1])
         score = matcher(images, texts)[image, text]
-        assert torch.allclose((found.positive + found.negative).sum(), score)
-        assert torch.equal(found.weights.sum(-1) > 0, texts.mask[text])
-        assert not found.weights[:, ~images.mask[image]].any()
+        assert torch.allclose((result.positive + result.negative).sum(), score)
+        assert torch.equal(result.weights.sum(-1) > 0, texts.mask[text])
+        assert not result.weights[:, ~images.mask[image]].any()
 
 
 @pytest.mark.parametrize("options", [{"pooling": "lse"}, {"coding": "tha", "pooling": "mean"}])

@@ -83,8 +83,8 @@ def gradients(name: str, images: Encoded, texts: Encoded) -> list[Tensor]:
     scores = matcher(images, texts)
     weights = torch.randn(scores.shape, generator=torch.Generator().manual_seed(5))
     wanted = [images.fragments, texts.fragments, *matcher.parameters()]
-    found = torch.autograd.grad((scores * weights).sum(), wanted, allow_unused=True)
-    return [x for x in found if x is not None]
+    result = torch.autograd.grad((scores * weights).sum(), wanted, allow_unused=True)
+    return [x for x in result if x is not None]
 
 
 def assert_same(mine: Tensor, expected: Tensor, tolerance: float = 1e-5) -> None:
@@ -353,7 +353,7 @@ def test_the_padded_path_of_an_export_scores_the_same(name) -> None:
     with torch.no_grad():
         expected = matcher(images, texts)
         with exporting():
-            found = matcher(images, texts)
+            result = matcher(images, texts)
             further = matcher(images.pad_to(9), texts.pad_to(8))
-    assert torch.allclose(found, expected, atol=1e-5)
+    assert torch.allclose(result, expected, atol=1e-5)
     assert torch.allclose(further, expected, atol=1e-5)

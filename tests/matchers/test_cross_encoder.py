@@ -257,7 +257,7 @@ def test_losses_of_words_are_one_for_each_word_that_counts() -> None:
     logits = torch.tensor([[[2.0, 0.0], [0.0, 3.0], [9.0, 9.0]]])
     ids, truth = torch.tensor([[5, 6, 0]]), torch.tensor([[5, 7, 0]])
     mask = torch.tensor([[True, True, False]])
-    found = discrimination_losses(logits, ids, truth, mask, (2.0, 0.5))
+    result = discrimination_losses(logits, ids, truth, mask, (2.0, 0.5))
     original, replaced = logits[0, 0].log_softmax(-1)[1], logits[0, 1].log_softmax(-1)[0]
-    assert found.tolist() == pytest.approx([-0.5 * float(original), -2.0 * float(replaced)])
+    assert result.tolist() == pytest.approx([-0.5 * float(original), -2.0 * float(replaced)])
     assert word_losses(logits, torch.full((1, 3), -1)).shape == (0,)

@@ -68,10 +68,10 @@ def test_chunks_hold_every_sequence_once_and_no_more_than_they_may(
 ) -> None:
     given_lengths = torch.tensor(lengths, dtype=torch.long)
     with mock.patch.object(cross_pairs, "MIN_GROUP_TOKENS", enough):
-        found = chunks(given_lengths, most, most_sequences)
-    taken = [int(k) for chunk in found for k in chunk.index]
+        result = chunks(given_lengths, most, most_sequences)
+    taken = [int(k) for chunk in result for k in chunk.index]
     assert sorted(taken) == list(range(len(lengths)))
-    for chunk in found:
+    for chunk in result:
         mine = given_lengths[chunk.index]
         assert len(mine) <= most_sequences
         assert len(mine) == 1 or len(mine) * int(mine.max()) <= most
@@ -79,7 +79,7 @@ def test_chunks_hold_every_sequence_once_and_no_more_than_they_may(
     for length in set(lengths):
         if lengths.count(length) * length >= enough:  # these are never padded
             assert all(
-                chunk.length == length for chunk in found if length in given_lengths[chunk.index]
+                chunk.length == length for chunk in result if length in given_lengths[chunk.index]
             )
 
 

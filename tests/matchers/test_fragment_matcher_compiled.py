@@ -42,8 +42,8 @@ def test_compiled_tiles_of_any_size_are_what_the_others_are(name, everywhere) ->
     images, texts = side([4, 2, 3], 0), side([3, 1, 5, 2, 2], 1)
     with torch.inference_mode():
         expected = matcher(images, texts)
-    found = score_matrix(matcher, images, texts, plan=plan_scores(images, texts, cells=60))
-    assert torch.allclose(found, expected, atol=1e-6)
+    result = score_matrix(matcher, images, texts, plan=plan_scores(images, texts, cells=60))
+    assert torch.allclose(result, expected, atol=1e-6)
     assert not fragment_matcher._uncompilable
     assert any(backend == "eager" for _, backend in fragment_matcher._compiled)
 

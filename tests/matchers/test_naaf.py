@@ -306,7 +306,7 @@ def test_the_sampled_words_are_those_of_a_loop_over_right_captions(side, before)
     texts.fragments[5] = scores[:, 5] = torch.nan  # not the right image's, so it does not count
     matcher.batches += before
     matcher.observe(Observation(images, texts, scores, positives, 0, 0))
-    found: tuple[list[float], list[float]] = ([], [])
+    result: tuple[list[float], list[float]] = ([], [])
     shift = 1 + before % 11
     for caption in range(12):
         rivals = [float(scores[i, caption]) for i in range(12) if not positives[i, caption]]
@@ -318,10 +318,10 @@ def test_the_sampled_words_are_those_of_a_loop_over_right_captions(side, before)
             u = texts.fragments[caption][texts.mask[caption]]
             v = images.fragments[image][images.mask[image]]
             sims = u @ v.T
-            found[kind].extend((sims if side == "t2i" else sims.T).amax(1).tolist())
-    assert all(found)
+            result[kind].extend((sims if side == "t2i" else sims.T).amax(1).tolist())
+    assert all(result)
     pending = matcher.boundaries[side].pending
-    for kind, samples in enumerate(found):
+    for kind, samples in enumerate(result):
         expected = [len(samples), sum(samples), sum(x * x for x in samples)]
         assert pending[kind].tolist() == pytest.approx(expected, rel=1e-5)
 
@@ -362,10 +362,10 @@ def test_effects_add_up_to_the_score() -> None:
 def test_all_words_below_the_boundary_leave_relevance_and_the_penalty() -> None:
     matcher = matchers["naaf"](16, boundary=0.999, intra="none").eval()
     images, texts = batch()
-    found = matcher.effects(one_pair(texts[:1], images[:1])[0], 0.999)
-    assert found.s_f.abs().max() == 0
-    assert (found.s_neg < 0).all()
-    assert (found.s_r != 0).any()
+    result = matcher.effects(one_pair(texts[:1], images[:1])[0], 0.999)
+    assert result.s_f.abs().max() == 0
+    assert (result.s_neg < 0).all()
+    assert (result.s_r != 0).any()
     assert matcher(images, texts).isfinite().all()
 
 
@@ -389,7 +389,7 @@ def test_images_with_several_captions_are_mined_as_a_loop_over_right_captions_do
     scores = noise + 1.5 * positives
     matcher.batches += before
     owner, shift = positives.int().argmax(0).tolist(), 1 + before % (count - 1)
-    found: tuple[list[float], list[float]] = ([], [])
+    result: tuple[list[float], list[float]] = ([], [])
     right = [
         all(scores[owner[t], t] > scores[i, t] for i in range(6) if i != owner[t])
         for t in range(count)
@@ -401,7 +401,7 @@ def test_images_with_several_captions_are_mined_as_a_loop_over_right_captions_do
             if right[text] and (kind == 0 or owner[text] != owner[caption]):
                 u = texts.fragments[text][texts.mask[text]]
                 sims = u @ images.fragments[owner[caption]][images.mask[owner[caption]]].T
-                found[kind].extend((sims if side == "t2i" else sims.T).amax(1).tolist())
+                result[kind].extend((sims if side == "t2i" else sims.T).amax(1).tolist())
     texts_before = [0, *positives.sum(1).cumsum(0).tolist()]
     shares = [(0, 4), (4, 6)]  # of two processes, which together see what one sees
     whole = (
@@ -418,7 +418,7 @@ def test_images_with_several_captions_are_mined_as_a_loop_over_right_captions_do
         parts.append(compared.samples(side).moments())
     matcher.observe(Observation(images, texts, scores, positives, 0, 0))
     for sums in (whole, sum(parts), matcher.boundaries[side].pending):
-        for kind, samples in enumerate(found):
+        for kind, samples in enumerate(result):
             expected = [len(samples), sum(samples), sum(x * x for x in samples)]
             assert sums[kind].tolist() == pytest.approx(expected, rel=1e-5)
 

@@ -68,8 +68,8 @@ def test_a_text_without_an_image_is_what_bert_makes_of_it(concepts, bert) -> Non
     states = model.matcher.states(
         model.encode_images(nothing), model.encode_texts(TextBatch(ids, mask))
     )
-    found, wanted = states.words[mask], expected.last_hidden_state[mask]
-    assert torch.allclose(found, wanted, atol=1e-5)
+    result, wanted = states.words[mask], expected.last_hidden_state[mask]
+    assert torch.allclose(result, wanted, atol=1e-5)
     assert torch.allclose(states.pooled, expected.pooler_output, atol=1e-5)
 
 
@@ -119,8 +119,8 @@ def test_a_bert_of_another_width_or_kind_is_refused(concepts, bert, tmp_path) ->
 
 
 def test_a_box_is_seven_numbers() -> None:
-    found = box_numbers(torch.tensor([0.1, 0.2, 0.5, 0.8]))
-    assert found.tolist() == pytest.approx([0.1, 0.2, 0.5, 0.8, 0.4, 0.6, 0.24])
+    result = box_numbers(torch.tensor([0.1, 0.2, 0.5, 0.8]))
+    assert result.tolist() == pytest.approx([0.1, 0.2, 0.5, 0.8, 0.4, 0.6, 0.24])
 
 
 def test_where_a_region_is_matters_unless_boxes_are_none(concepts) -> None:
@@ -145,12 +145,12 @@ def test_embeddings_are_the_sums_uniter_adds_up(concepts) -> None:
     batch = ImageBatch(
         torch.randn(2, 3, 5), torch.tensor([[True] * 3, [True, False, False]]), torch.rand(2, 3, 4)
     )
-    found = regions(batch)
+    result = regions(batch)
     features = regions.feature_norm(regions.feature(batch.fragments[0, 1]))
     place = regions.place_norm(regions.place(box_numbers(batch.boxes[0, 1])))
     expected = regions.norm(features + place + regions.kind)
-    assert torch.allclose(found.fragments[0, 1], expected, atol=1e-6)
-    assert not found.fragments[1, 1:].any()
+    assert torch.allclose(result.fragments[0, 1], expected, atol=1e-6)
+    assert not result.fragments[1, 1:].any()
     words = text_encoders["uniter"](make(concepts).text, 8, positions=3).eval()
     texts = TextBatch(torch.tensor([[1, 5, 6, 7, 7]]), torch.tensor([[True] * 4 + [False]]))
     encoded = words(texts).fragments[0]

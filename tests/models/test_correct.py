@@ -74,32 +74,32 @@ def taught(split) -> tuple[Model, list[tuple[int, str, str]]]:
 def test_a_taught_model_finds_the_wrong_word_and_puts_the_right_one_there(split, taught) -> None:
     model, cases = taught
     for image, true, foil in cases:
-        found = correct(model, image_of(split, image), foil)
-        assert found.corrected == true
-        assert found.corrected_score > found.score
-        (changed,) = found.changes
-        suspect = max(found.words, key=lambda word: word.wrong)
+        result = correct(model, image_of(split, image), foil)
+        assert result.corrected == true
+        assert result.corrected_score > result.score
+        (changed,) = result.changes
+        suspect = max(result.words, key=lambda word: word.wrong)
         assert (changed.word, changed.instead) == (suspect.word, suspect.suggestions[0])
         assert foil[slice(*suspect.span)] == suspect.word
-        assert found.words[changed.position] == suspect
+        assert result.words[changed.position] == suspect
 
 
 def test_a_caption_that_is_right_stays_as_it_is(split, taught) -> None:
     model, cases = taught
     image, true, _ = cases[0]
-    found = correct(model, image_of(split, image), true)
-    assert found.corrected == found.text == true
-    assert found.changes == found.refused == ()
-    assert max(word.wrong for word in found.words) < 0.5
+    result = correct(model, image_of(split, image), true)
+    assert result.corrected == result.text == true
+    assert result.changes == result.refused == ()
+    assert max(word.wrong for word in result.words) < 0.5
 
 
 def test_case_and_punctuation_are_kept(split, taught) -> None:
     model, cases = taught
     image, true, foil = cases[1]
     (old,) = set(foil.split()) - set(true.split())
-    found = correct(model, image_of(split, image), foil.replace(old, old.title()))
-    assert found.corrected.lower() == true
-    assert found.changes[0].instead.istitle()
+    result = correct(model, image_of(split, image), foil.replace(old, old.title()))
+    assert result.corrected.lower() == true
+    assert result.changes[0].instead.istitle()
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -110,20 +110,20 @@ def test_no_correction_scores_below_the_caption(split, seed) -> None:
         for parameter in model.parameters():
             parameter.add_(0.3 * torch.randn_like(parameter))
     caption = "A dog, and a ZEBRA near the boat!"
-    found = correct(model, image_of(split), caption, threshold=0.0, candidates=2)
-    (score,) = model.score([image_of(split)], [found.corrected])[0].tolist()
-    assert found.corrected_score == pytest.approx(score, abs=1e-5)
-    assert found.corrected_score >= found.score
-    assert found.changes or found.refused
-    values = [found.score, *(change.score for change in found.changes)]
+    result = correct(model, image_of(split), caption, threshold=0.0, candidates=2)
+    (score,) = model.score([image_of(split)], [result.corrected])[0].tolist()
+    assert result.corrected_score == pytest.approx(score, abs=1e-5)
+    assert result.corrected_score >= result.score
+    assert result.changes or result.refused
+    values = [result.score, *(change.score for change in result.changes)]
     assert values == sorted(values)
-    assert all(change.score <= found.corrected_score for change in found.refused)
-    assert len(caption_words(found.corrected)) == len(caption_words(caption))
-    offered = {new.lower() for word in found.words for new in word.suggestions}
+    assert all(change.score <= result.corrected_score for change in result.refused)
+    assert len(caption_words(result.corrected)) == len(caption_words(caption))
+    offered = {new.lower() for word in result.words for new in word.suggestions}
     assert offered.isdisjoint(SPECIALS)
-    assert all(len(word.suggestions) <= 2 for word in found.words)
-    assert [word.suggestions for word in found.words if word.word in ",!"] == [(), ()]
-    assert json.loads(json.dumps(found.as_dict()))["corrected"] == found.corrected
+    assert all(len(word.suggestions) <= 2 for word in result.words)
+    assert [word.suggestions for word in result.words if word.word in ",!"] == [(), ()]
+    assert json.loads(json.dumps(result.as_dict()))["corrected"] == result.corrected
 
 
 def test_an_imported_tags_model_with_its_word_pieces_corrects_too(tmp_path) -> None:
@@ -132,13 +132,13 @@ def test_an_imported_tags_model_with_its_word_pieces_corrects_too(tmp_path) -> N
     regions = np.random.default_rng(0).normal(size=(3, model.input_dim)).astype(np.float32)
     boxes = np.tile(np.array([0.1, 0.2, 0.5, 0.9], dtype=np.float32), (3, 1))
     caption = "Dog a doggy w12."
-    found = correct(model, Fragments(regions, boxes), caption, threshold=0.0)
-    assert [word.word for word in found.words] == ["Dog", "a", "doggy", "w12", "."]
-    assert found.corrected_score >= found.score
-    spelt = [*found.changes, *found.refused]
+    result = correct(model, Fragments(regions, boxes), caption, threshold=0.0)
+    assert [word.word for word in result.words] == ["Dog", "a", "doggy", "w12", "."]
+    assert result.corrected_score >= result.score
+    spelt = [*result.changes, *result.refused]
     assert spelt
     assert all("#" not in change.instead and "[" not in change.instead for change in spelt)
-    assert all(0 < word.wrong < 1 for word in found.words[:-1])
+    assert all(0 < word.wrong < 1 for word in result.words[:-1])
 
 
 def test_what_cannot_be_corrected_is_refused(split) -> None:
@@ -193,8 +193,8 @@ def test_a_noun_is_never_replaced_by_an_adjective_or_a_verb(split) -> None:
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.add_(0.5 * torch.randn_like(parameter))
-        found = correct(model, image_of(split), "a man near the tree", threshold=0.0, candidates=9)
-        for change in [*found.changes, *found.refused]:
+        result = correct(model, image_of(split), "a man near the tree", threshold=0.0, candidates=9)
+        for change in [*result.changes, *result.refused]:
             if change.word in ("man", "tree"):
                 assert change.instead in {"man", "dog", "tree"}
 
@@ -255,8 +255,8 @@ def test_a_rule_tries_a_countable_number_of_candidates(candidates) -> None:
 def test_a_word_in_capitals_is_not_replaced_by_itself_and_stays_in_capitals(split, taught) -> None:
     model, cases = taught
     for image, true, foil in cases:
-        found = correct(model, image_of(split, image), foil.upper(), threshold=0.0, margin=0.0)
-        for word in found.words:
+        result = correct(model, image_of(split, image), foil.upper(), threshold=0.0, margin=0.0)
+        for word in result.words:
             assert all(new.isupper() for new in word.suggestions)
             assert word.word.lower() not in {new.lower() for new in word.suggestions}
         assert correct(model, image_of(split, image), foil.upper()).corrected == true.upper()
@@ -274,10 +274,10 @@ def restless(split, captions: list[str], seed: int) -> Model:
 
 def test_a_and_an_are_not_suggested_in_place_of_each_other(split) -> None:
     model = restless(split, ["a dog near an elephant", "the owl", "an apple"], 0)
-    found = correct(
+    result = correct(
         model, image_of(split), "a dog near an elephant", threshold=0.0, margin=0.0, candidates=9
     )
-    for word in found.words:
+    for word in result.words:
         if word.word in ("a", "an"):
             assert set(word.suggestions) <= {"the"}
 
@@ -312,18 +312,18 @@ def test_a_rule_of_one_candidate_tries_the_first_of_several(split) -> None:
 def test_what_is_refused_would_not_raise_the_score_of_the_corrected_caption(split) -> None:
     for seed in range(4):
         model = restless(split, ["a man and a dog near the tree", "the cat and a car"], seed)
-        found = correct(
+        result = correct(
             model, image_of(split), "a cat and a man near the car", threshold=0.0, margin=0.0
         )
-        assert all(change.score <= found.corrected_score for change in found.refused)
-        assert {one.position for one in found.refused}.isdisjoint(
-            one.position for one in found.changes
+        assert all(change.score <= result.corrected_score for change in result.refused)
+        assert {one.position for one in result.refused}.isdisjoint(
+            one.position for one in result.changes
         )
 
 
 def test_a_rule_that_allows_nothing_names_no_candidate_either(split) -> None:
     model = restless(split, ["a man and a dog near the tree"], 0)
     model.correction_rule = CorrectionRule(0.0, usable=False, precision=0.0, made=0)
-    found = correct(model, image_of(split), "a man near the tree")
-    assert found.changes == found.refused == ()
-    assert not any(word.suggestions for word in found.words)
+    result = correct(model, image_of(split), "a man near the tree")
+    assert result.changes == result.refused == ()
+    assert not any(word.suggestions for word in result.words)

@@ -101,8 +101,8 @@ def test_pieces_become_words_or_the_foil_is_none(pieces) -> None:
     spelt = spell_foil(pieces, caption, true, foil)
     assert (spelt.text, spelt.positions) == (f"{plain[0]} {plain[3]} {plain[2]}", (1,))
     alone = [*true[:2], vocabulary[inner[0]], *true[3:]]
-    found = spell_foil(pieces, caption, true, alone)
-    assert found is None or pieces.encode(found.text) == alone
+    result = spell_foil(pieces, caption, true, alone)
+    assert result is None or pieces.encode(result.text) == alone
 
 
 # --- writing --------------------------------------------------------------------------------
@@ -112,14 +112,14 @@ def test_foils_are_false_by_the_filter_scored_by_the_model_and_best_first(
     model, split, tmp_path
 ) -> None:
     counts = write(model, split, tmp_path / "f.jsonl")
-    found = list(read_foils(tmp_path / "f.jsonl"))
-    assert counts.foils == len(found) > 10
+    result = list(read_foils(tmp_path / "f.jsonl"))
+    assert counts.foils == len(result) > 10
     assert counts.captions == len(set(zip(split.image_of.tolist(), split.texts, strict=True)))
     for image, texts in zip(split.ids, split.captions, strict=True):
         own = {word for text in texts for word in words(text)}
         row = list(split.ids).index(image)
         for text in dict.fromkeys(texts):
-            mine = [foil for foil in found if (foil.image, foil.caption) == (image, text)]
+            mine = [foil for foil in result if (foil.image, foil.caption) == (image, text)]
             assert len({foil.foil for foil in mine}) == len(mine) <= OPTIONS.kept
             assert [foil.score for foil in mine] == sorted((f.score for f in mine), reverse=True)
             for foil in mine:
@@ -217,7 +217,7 @@ def test_what_cannot_write_is_refused(model, split) -> None:
 def test_the_concepts_are_what_is_exchanged(model, split, tmp_path) -> None:
     """With scene graphs, most foils change a thing or a relation, not an article."""
     write(model, split, tmp_path / "f")
-    found = list(read_foils(tmp_path / "f"))
-    changed = [words(foil.caption)[p] for foil in found for p in foil.positions]
+    result = list(read_foils(tmp_path / "f"))
+    changed = [words(foil.caption)[p] for foil in result for p in foil.positions]
     assert set(changed) <= {*CONCEPTS, "near", "and", "a", "the"}
     assert sum(word in CONCEPTS or word == "near" for word in changed) / len(changed) > 0.8

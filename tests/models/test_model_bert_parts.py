@@ -153,32 +153,32 @@ def test_the_factor_finds_the_pretrained_parameters_of_uniter_bert_and_no_others
     concepts, tmp_path
 ) -> None:
     folder, _ = save(tmp_path / "bert", BertForPreTraining)
-    found = rates(make(concepts, folder), pretrained_lr_factor=0.1)
+    result = rates(make(concepts, folder), pretrained_lr_factor=0.1)
     slow = ("text_encoder.", "matcher.transformer.", "matcher.pooler.", "matcher.heads.mlm.")
     slow += ("matcher.heads.correction.",)
-    for name, rate in found.items():
+    for name, rate in result.items():
         assert rate == pytest.approx(0.1 if name.startswith(slow) else 1.0), name
-    assert {rate for name, rate in found.items() if name.startswith("image_encoder.")} == {1.0}
+    assert {rate for name, rate in result.items() if name.startswith("image_encoder.")} == {1.0}
 
 
 @pytest.mark.parametrize("kind", [BertModel, BertForMaskedLM])
 def test_what_a_checkpoint_lacks_learns_at_the_full_rate(kind, concepts, tmp_path) -> None:
     folder, _ = save(tmp_path / "bert", kind)
-    found = rates(make(concepts, folder), pretrained_lr_factor=0.25)
+    result = rates(make(concepts, folder), pretrained_lr_factor=0.25)
     lacking = "matcher.heads.mlm." if kind is BertModel else "matcher.pooler."
-    for name, rate in found.items():
+    for name, rate in result.items():
         if name.startswith(lacking):
             assert rate == 1.0, name
-    assert found["matcher.transformer.layers.1.qkv.weight"] == 0.25
-    assert found["text_encoder.kind"] == 0.25
+    assert result["matcher.transformer.layers.1.qkv.weight"] == 0.25
+    assert result["text_encoder.kind"] == 0.25
 
 
 def test_either_half_alone_may_be_pretrained(concepts, tmp_path) -> None:
     folder, _ = save(tmp_path / "bert", BertModel)
-    found = rates(make(concepts, "", text=folder), pretrained_lr_factor=0.1)
-    assert {name.split(".")[0] for name, rate in found.items() if rate < 1} == {"text_encoder"}
-    found = rates(make(concepts, folder, text=None), pretrained_lr_factor=0.1)
-    assert {name.split(".")[0] for name, rate in found.items() if rate < 1} == {"matcher"}
+    result = rates(make(concepts, "", text=folder), pretrained_lr_factor=0.1)
+    assert {name.split(".")[0] for name, rate in result.items() if rate < 1} == {"text_encoder"}
+    result = rates(make(concepts, folder, text=None), pretrained_lr_factor=0.1)
+    assert {name.split(".")[0] for name, rate in result.items() if rate < 1} == {"matcher"}
 
 
 def test_a_bert_text_encoder_without_its_weights_learns_at_the_full_rate(
@@ -192,10 +192,10 @@ def test_a_bert_text_encoder_without_its_weights_learns_at_the_full_rate(
         return create_model(config.model, concepts.train, config.data)
 
     assert set(rates(encoder(False)).values()) == {1.0}
-    found = rates(encoder(True))
-    assert found["text_encoder.bert.model.encoder.layer.0.output.dense.weight"] == 0.1
-    assert found["text_encoder.bert.model.pooler.dense.weight"] == 1.0  # made up: not in the file
-    assert found["text_encoder.fc.weight"] == 1.0
+    result = rates(encoder(True))
+    assert result["text_encoder.bert.model.encoder.layer.0.output.dense.weight"] == 0.1
+    assert result["text_encoder.bert.model.pooler.dense.weight"] == 1.0  # made up: not in the file
+    assert result["text_encoder.fc.weight"] == 1.0
 
 
 def test_a_factor_that_finds_nothing_is_refused_and_not_passed_over(concepts, tmp_path) -> None:

@@ -275,5 +275,5 @@ def test_one_text_is_explained_at_a_time(scorer) -> None:
 
 def test_tensors_of_bfloat16_are_converted(scorer) -> None:
     rounded = torch.tensor(REGIONS).bfloat16()
-    found = scorer.score(rounded, "a dog", progress=True)
-    assert torch.equal(found, scorer.score(rounded.float().numpy(), "a dog", progress=False))
+    result = scorer.score(rounded, "a dog", progress=True)
+    assert torch.equal(result, scorer.score(rounded.float().numpy(), "a dog", progress=False))

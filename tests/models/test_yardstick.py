@@ -87,19 +87,19 @@ def test_punctuation_has_no_color(model, concepts) -> None:
 @pytest.mark.parametrize("name", thinned(["naaf", "vse-fc", "scan-t2i"], "naaf"))
 def test_the_yardstick_is_measured_on_a_sample_of_pairs(name, concepts) -> None:
     model = make(name, concepts).eval()
-    found = measure_yardstick(model, concepts["dev"])
-    assert found == measure_yardstick(model, concepts["dev"])
-    assert (found.split, len(found.right), len(found.wrong)) == ("dev", POINTS, POINTS)
+    result = measure_yardstick(model, concepts["dev"])
+    assert result == measure_yardstick(model, concepts["dev"])
+    assert (result.split, len(result.right), len(result.wrong)) == ("dev", POINTS, POINTS)
     split = concepts["dev"]
-    assert found.pairs == 2 * len(split.texts)
+    assert result.pairs == 2 * len(split.texts)
     own = [
         float(model.score([split.fragments.read(int(image))], [text]))
         for image, text in zip(split.image_of, split.texts, strict=True)
     ]
-    assert (found.right[0], found.right[-1]) == pytest.approx((min(own), max(own)), abs=1e-5)
-    assert found.right[POINTS // 2] == pytest.approx(float(np.median(own)), abs=1e-5)
-    assert found.effect_for > 0
-    assert found.effect_against >= found.effect_for / 4
+    assert (result.right[0], result.right[-1]) == pytest.approx((min(own), max(own)), abs=1e-5)
+    assert result.right[POINTS // 2] == pytest.approx(float(np.median(own)), abs=1e-5)
+    assert result.effect_for > 0
+    assert result.effect_against >= result.effect_for / 4
 
 
 def test_an_image_with_the_same_caption_is_no_wrong_one(concepts) -> None:
@@ -146,9 +146,9 @@ def test_a_measured_yardstick_can_always_be_read_back(seed, concepts, tmp_path) 
     scores = (0.1 + rng.integers(0, 4, 333) * 2.0**-56).tolist()
     method = ("parts", "leave-one-out", None)[seed % 3]
     quantiles = _quantiles(scores)
-    found = replace(yardstick(), right=quantiles, wrong=quantiles, word_method=method)
-    (tmp_path / YARDSTICK).write_text(found.to_json())
-    assert load_yardstick(tmp_path) == found
+    result = replace(yardstick(), right=quantiles, wrong=quantiles, word_method=method)
+    (tmp_path / YARDSTICK).write_text(result.to_json())
+    assert load_yardstick(tmp_path) == result
 
 
 def test_a_saved_model_keeps_its_yardstick_which_is_no_part_of_its_identity(

@@ -33,7 +33,7 @@ def test_loss_and_gradients_are_those_of_the_public_code() -> None:
     image, text, image_off, text_off, image_2, text_2 = leaves
     scores = image @ text.T
     off_diagonal = scores.masked_fill(torch.eye(len(scores)).bool(), -torch.inf)
-    found = QuintupletScores(
+    result = QuintupletScores(
         scores.diagonal(),
         (off_diagonal.amax(1), off_diagonal.amax(0)),
         ((image * text_off).sum(1), (image_off * text).sum(1)),
@@ -41,7 +41,7 @@ def test_loss_and_gradients_are_those_of_the_public_code() -> None:
     )
     hyper = fixture.hyper
     loss = quintuplet_loss(
-        found,
+        result,
         margin=hyper["marginonline"],
         offline_margin=hyper["marginoffline"],
         alpha=hyper["alpha"],
@@ -65,18 +65,18 @@ def test_the_loss_is_the_sum_a_plain_loop_makes(pairs, detach) -> None:
             total += max(0.0, 0.3 + on - p) * (1.2 - (off - on) / 0.4)
         total += sum(max(0.0, 0.1 + s - p) for s in (off_t, off_i, first, second))
     columns = torch.tensor(pairs, dtype=torch.float64).T
-    found = QuintupletScores(
+    result = QuintupletScores(
         columns[0], tuple(columns[1:3]), tuple(columns[3:5]), tuple(columns[5:])
     )
-    assert float(quintuplet_loss(found, detach_weight=detach, **options)) == pytest.approx(total)
+    assert float(quintuplet_loss(result, detach_weight=detach, **options)) == pytest.approx(total)
 
 
 def test_a_detached_weight_passes_no_gradient_to_the_offline_negative() -> None:
     for detach in (True, False):
         easy, low = torch.zeros(3), torch.full((3,), -5.0)
         off = torch.full((3,), -1.0, requires_grad=True)
-        found = QuintupletScores(easy, (easy, easy), (off, off), (low, low))
-        quintuplet_loss(found, detach_weight=detach).backward()
+        result = QuintupletScores(easy, (easy, easy), (off, off), (low, low))
+        quintuplet_loss(result, detach_weight=detach).backward()
         assert (off.grad == 0).all() == detach
 
 
@@ -226,8 +226,8 @@ def test_a_run_with_a_first_run_resumes_to_the_same_bytes(few, first_run, tmp_pa
     settings = run_config(name, first_run)
     whole = trainer(few, tmp_path / "whole", settings).run()
     assert whole.steps == 6
-    asked = iter(range(1000))
-    cut = trainer(few, tmp_path / "cut", settings, should_stop=lambda: next(asked) >= 1)
+    command = iter(range(1000))
+    cut = trainer(few, tmp_path / "cut", settings, should_stop=lambda: next(command) >= 1)
     assert cut.run().interrupted
     trainer(few, tmp_path / "cut", settings).run(resume=True)
     assert metrics(tmp_path / "cut") == metrics(tmp_path / "whole")

@@ -127,11 +127,11 @@ def told_one_by_one(objective: Captioning, batch: PairBatch) -> list[float]:
 def test_the_loss_is_the_mean_cost_of_captions_told_one_by_one(seed, owners, max_len) -> None:
     objective, batch = captioning(max_len=max_len), pair_batch(seed, owners=owners)
     costs = told_one_by_one(objective, batch)
-    found = report(objective, batch)
-    assert float(found.loss) == pytest.approx(sum(costs) / len(costs), rel=1e-4)
+    result = report(objective, batch)
+    assert float(result.loss) == pytest.approx(sum(costs) / len(costs), rel=1e-4)
     words = int((batch.texts.mask[:, :max_len].sum(1) - 1).sum())
     expected = float(torch.tensor(sum(costs) / words).exp())
-    assert float(found.diagnostics["captioning/perplexity"]) == pytest.approx(expected, rel=1e-4)
+    assert float(result.diagnostics["captioning/perplexity"]) == pytest.approx(expected, rel=1e-4)
 
 
 @torch.no_grad()
@@ -237,13 +237,13 @@ def test_an_interrupted_run_goes_on_with_its_generator(concepts, tmp_path) -> No
     def run(name: str, resume: bool = False, stop_after: int = 99) -> bytes:
         torch.manual_seed(0)
         model = create_model(config.model, concepts.train, config.data)
-        asked = iter(range(1, 100))
+        command = iter(range(1, 100))
         Trainer(
             model,
             concepts,
             config,
             tmp_path / name,
-            should_stop=lambda: next(asked) >= stop_after,
+            should_stop=lambda: next(command) >= stop_after,
         ).run(resume)
         return (tmp_path / name / "metrics.jsonl").read_bytes()
 

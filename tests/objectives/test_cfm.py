@@ -278,8 +278,8 @@ def one_by_one(model, objective: CFM, batch, scores) -> dict[str, float]:
     def rank(importance, usable):
         return Ranking.of(importance, usable)
 
-    found = HardTriplets.of(scores, negatives, own, own, 0.2)
-    for a, n in zip(found.anchor.tolist(), found.negative.tolist(), strict=True):
+    results = HardTriplets.of(scores, negatives, own, own, 0.2)
+    for a, n in zip(results.anchor.tolist(), results.negative.tolist(), strict=True):
         image = image_of(batch.images.fragments[a][None], a)
         rankings = []
         for at in (a, n):
@@ -295,8 +295,8 @@ def one_by_one(model, objective: CFM, batch, scores) -> dict[str, float]:
         hidden = mask_texts(ours, rankings[0], 0.1, tokens.mask)
         hidden_other = mask_texts(other, rankings[1], 0.1, tokens.mask)
         add(scores[a, a], *(model(image, text) for text in (made, hidden, hidden_other)))
-    found = HardTriplets.of(scores.T, negatives.T, own, own, 0.2)
-    for a, n in zip(found.anchor.tolist(), found.negative.tolist(), strict=True):
+    results = HardTriplets.of(scores.T, negatives.T, own, own, 0.2)
+    for a, n in zip(results.anchor.tolist(), results.negative.tolist(), strict=True):
         text = text_of(batch.texts.ids[a][None], a)
         rankings = []
         for at in (a, n):
@@ -408,8 +408,8 @@ def test_a_run_learns_and_resumes_to_the_same_bytes(concepts, tmp_path, name) ->
     )  # fmt: skip
     result = make_trainer(concepts, tmp_path / "whole", config).run()
     assert result.best_rsum > 110  # 100 is about chance with 32 images
-    asked = iter(range(1000))
-    cut = make_trainer(concepts, tmp_path / "cut", config, should_stop=lambda: next(asked) >= 4)
+    command = iter(range(1000))
+    cut = make_trainer(concepts, tmp_path / "cut", config, should_stop=lambda: next(command) >= 4)
     assert cut.run().interrupted
     make_trainer(concepts, tmp_path / "cut", config).run(resume=True)
     for file in ("metrics.jsonl", "last/model.safetensors"):
@@ -427,7 +427,7 @@ def losses_and_gradients(folder: Path) -> list[Tensor]:
     pairs = Pairs("c", {"train": make_split(data, "train", 24, 0)})
     model = make_model(pairs, "rvse-mlp")
     items = CaptionItems(pairs.train, model.text, Augmentation(), 0)
-    found = []
+    results = []
     for margin in (0.2, -9.0):
         objective = prepared(pairs, model, margin=margin, adjust=0.5, explore=0.5)
         run = joined(TrainingStep(model, objective, None))
@@ -437,9 +437,9 @@ def losses_and_gradients(folder: Path) -> list[Tensor]:
         for _ in range(6):
             loss, _ = run(batch, 0, 0)
             loss.backward()
-            found.append(loss.detach())
-        found += [p.grad.clone() for p in model.parameters() if p.grad is not None]
-    return found
+            results.append(loss.detach())
+        results += [p.grad.clone() for p in model.parameters() if p.grad is not None]
+    return results
 
 
 def test_processes_draw_alike_and_agree_on_loss_and_gradients(tmp_path, in_two_processes) -> None:

@@ -209,12 +209,12 @@ def test_distances_are_exact_at_zero_and_elsewhere() -> None:
     x = torch.nn.functional.normalize(torch.randn(40, 16), dim=-1)
     x[7] = x[3]
     x.requires_grad_()
-    found = distances(x)
+    results = distances(x)
     assert torch.allclose(
-        found, torch.cdist(x, x, compute_mode="donot_use_mm_for_euclid_dist"), atol=1e-5
+        results, torch.cdist(x, x, compute_mode="donot_use_mm_for_euclid_dist"), atol=1e-5
     )
-    assert found[3, 7].item() == 0.0
-    found.sum().backward()
+    assert results[3, 7].item() == 0.0
+    results.sum().backward()
     assert x.grad.isfinite().all()
     assert x.grad.abs().max() < 100
 

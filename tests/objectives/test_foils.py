@@ -31,14 +31,14 @@ def test_the_cost_of_a_pair_is_what_a_plain_loop_finds(positive, foils, hardest)
         costs = [max(0.0, 0.3 + value - p) for value, owner in owned if owner == pair]
         worst = max(costs, default=0.0)
         expected.append(worst if hardest else sum(costs) / max(1, len(costs)))
-    found = foil_costs(
+    result = foil_costs(
         torch.tensor(positive, dtype=torch.float64),
         torch.tensor([value for value, _ in owned], dtype=torch.float64),
         torch.tensor([owner for _, owner in owned], dtype=torch.long),
         margin=0.3,
         hardest=hardest,
     )
-    assert found.tolist() == pytest.approx(expected)
+    assert result.tolist() == pytest.approx(expected)
 
 
 def test_only_the_hardest_foil_has_a_gradient() -> None:
@@ -180,8 +180,8 @@ def run_config(name: str, objective: dict, epochs: int = 2, **data):
 def test_a_run_with_foils_resumes_to_the_same_bytes(few, tmp_path, name, objective) -> None:
     settings = run_config(name, objective)
     trainer(few, tmp_path / "whole", settings).run()
-    asked = iter(range(1000))
-    cut = trainer(few, tmp_path / "cut", settings, should_stop=lambda: next(asked) >= 1)
+    command = iter(range(1000))
+    cut = trainer(few, tmp_path / "cut", settings, should_stop=lambda: next(command) >= 1)
     assert cut.run().interrupted
     trainer(few, tmp_path / "cut", settings).run(resume=True)
     assert metrics(tmp_path / "cut") == metrics(tmp_path / "whole")

@@ -58,7 +58,7 @@ def doubled(images):
 def losses_and_gradients(folder: Path, names: Sequence[str], training: bool) -> dict[str, dict]:
     """Of every case and some models, as this process, one of however many, finds them."""
     split = make_split(folder / f"data-{world_size()}-{rank()}", "train", 20, 0)
-    found = {}
+    results = {}
     for name in names:
         for case, spec in CASES.items():
             model = small_model(split, name).double().train(training)
@@ -72,7 +72,7 @@ def losses_and_gradients(folder: Path, names: Sequence[str], training: bool) -> 
             )
             loss, diagnostics = run(one_batch(split, model.text, objective), 0, 0)
             loss.backward()
-            found[f"{name}, {case}"] = {
+            results[f"{name}, {case}"] = {
                 "loss": loss.detach(),
                 "gap": diagnostics.get("foils/gap", diagnostics.get("offline/gap")),
                 "gradients": {
@@ -81,7 +81,7 @@ def losses_and_gradients(folder: Path, names: Sequence[str], training: bool) -> 
                     if value.grad is not None
                 },
             }
-    return found
+    return results
 
 
 def write_sources(folder: Path) -> None:

@@ -57,8 +57,8 @@ def test_the_reference_form_agrees_with_the_public_code_with_gradients(name) -> 
 
 def test_semantic_similarity_agrees_with_the_public_code() -> None:
     fixture = load_fixture("loss-lseh")
-    found = semantic_similarity(fixture["in.svd"].double())
-    assert_close(found, fixture["out.semantic_similarity"], 1e-6)
+    result = semantic_similarity(fixture["in.svd"].double())
+    assert_close(result, fixture["out.semantic_similarity"], 1e-6)
 
 
 def naive(scores, vectors, ids, hardest: bool, reference: bool, mean: bool) -> float:

@@ -109,9 +109,9 @@ def exact_gradient(objective: MetaSPN, trial: StepTrial) -> tuple[torch.Tensor, 
     def costs(weights, batch, weighed):
         scores = torch.func.functional_call(model, weights, (batch.images, batch.texts))
         triplets = hardest_triplets(scores, batch.image_ids[:, None] == batch.owners[None, :])
-        found = triplets.costs(scores, objective.margin)
-        found = found * objective.weights(triplets, scores) if weighed else found
-        return found.sum() if objective.reduction == "sum" else found.mean()
+        results = triplets.costs(scores, objective.margin)
+        results = results * objective.weights(triplets, scores) if weighed else results
+        return results.sum() if objective.reduction == "sum" else results.mean()
 
     loss = costs(dict(model.named_parameters()), trial.batch, weighed=True)
     steps = torch.autograd.grad(loss, list(model.parameters()), create_graph=True)
@@ -120,9 +120,9 @@ def exact_gradient(objective: MetaSPN, trial: StepTrial) -> tuple[torch.Tensor, 
         for name, weight, step in zip(names, model.parameters(), steps, strict=True)
     }
     outcome = costs(ahead, trial.held_out_batch(), weighed=False)
-    found = torch.autograd.grad(outcome, parameters)
+    results = torch.autograd.grad(outcome, parameters)
     objective.network.requires_grad_(False)
-    return found
+    return results
 
 
 @pytest.mark.parametrize("normalize", [True, False])
@@ -232,7 +232,7 @@ def test_pairs_that_the_meta_set_contradicts_get_smaller_weights(concepts, tmp_p
     trainer = make_trainer(pairs, tmp_path, config)
     trainer.run()
     objective, split = trainer.objective.terms["meta-spn"], trainer.batches.items.split
-    found: dict[bool, list[float]] = {True: [], False: []}
+    results: dict[bool, list[float]] = {True: [], False: []}
     for batch in trainer.batches.loader(trainer.position.epoch, 0):
         with torch.no_grad():
             scores = score_batch(trainer.model, batch).scores
@@ -241,8 +241,8 @@ def test_pairs_that_the_meta_set_contradicts_get_smaller_weights(concepts, tmp_p
         for image, weight, cost in zip(triplets.image, weights, costs, strict=True):
             if cost > 0:
                 name = split.ids[int(batch.image_ids[image])]
-                found[name in wrong].append(float(weight))
-    noisy, clean = (sum(found[kind]) / len(found[kind]) for kind in (True, False))
+                results[name in wrong].append(float(weight))
+    noisy, clean = (sum(results[kind]) / len(results[kind]) for kind in (True, False))
     assert noisy < 0.8 * clean
 
 
@@ -255,8 +255,8 @@ def test_a_run_learns_and_resumes_to_the_same_bytes(concepts, tmp_path, name) ->
     network = whole.objective.terms["meta-spn"].network
     assert result.best_rsum > 0
     assert not torch.equal(network.read.weight, start)
-    asked = iter(range(1000))
-    cut = make_trainer(concepts, tmp_path / "cut", config, should_stop=lambda: next(asked) >= 7)
+    command = iter(range(1000))
+    cut = make_trainer(concepts, tmp_path / "cut", config, should_stop=lambda: next(command) >= 7)
     assert cut.run().interrupted
     again = make_trainer(concepts, tmp_path / "cut", config)
     again.run(resume=True)

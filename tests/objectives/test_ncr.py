@@ -86,8 +86,8 @@ def test_the_mixture_finds_two_separate_heaps(seed, noisy) -> None:
     rng = np.random.default_rng(seed)
     wrong = rng.random(400) < noisy
     losses = np.where(wrong, rng.normal(3.0, 0.4, 400), rng.normal(0.5, 0.3, 400))
-    found = clean_probability(losses) < 0.5
-    assert (found == wrong).mean() > 0.98
+    result = clean_probability(losses) < 0.5
+    assert (result == wrong).mean() > 0.98
 
 
 def test_the_mixture_copes_with_equal_few_and_no_losses() -> None:
@@ -147,8 +147,8 @@ def whole(concepts, tmp_path_factory) -> bytes:
 def test_an_interrupted_run_resumes_to_the_same_bytes(
     concepts, whole, tmp_path, stop_after
 ) -> None:
-    pairs, asked = some_of(concepts), iter(range(1000))
-    cut = trainer_of(pairs, tmp_path, lambda: next(asked) + 1 >= stop_after, **SHORT)
+    pairs, command = some_of(concepts), iter(range(1000))
+    cut = trainer_of(pairs, tmp_path, lambda: next(command) + 1 >= stop_after, **SHORT)
     assert cut.run().interrupted
     trainer_of(pairs, tmp_path, **SHORT).run(resume=True)
     assert (tmp_path / "metrics.jsonl").read_bytes() == whole

@@ -148,11 +148,11 @@ def test_the_loss_is_what_plain_loops_make(case, given_, seed, gone) -> None:
     sr = sum(naive_sr(anchors, objective) for anchors in directions)
     corrections = [naive_hnr(anchors, objective) for anchors in directions]
     hnr, agree = (sum(part) for part in zip(*corrections, strict=True))
-    asked = sum(bool(negatives) for anchors in directions for *_, negatives in anchors)
-    found = report.diagnostics
-    assert float(found["ndgl/mr"]) == pytest.approx(mr, abs=1e-9)
-    assert float(found["ndgl/hnr"]) == pytest.approx(hnr, abs=1e-9)
-    assert float(found["ndgl/agreement"]) == pytest.approx(agree / max(1, asked))
+    command = sum(bool(negatives) for anchors in directions for *_, negatives in anchors)
+    result = report.diagnostics
+    assert float(result["ndgl/mr"]) == pytest.approx(mr, abs=1e-9)
+    assert float(result["ndgl/hnr"]) == pytest.approx(hnr, abs=1e-9)
+    assert float(result["ndgl/agreement"]) == pytest.approx(agree / max(1, command))
     expected = 7.0 * mr + 0.5 * hnr + objective.sr * sr
     assert report.loss.item() == pytest.approx(expected, abs=1e-8)
 
@@ -305,8 +305,8 @@ def test_a_guided_run_resumes_to_the_same_bytes(few, guide, tmp_path, name) -> N
     settings = run_config(name, guide)
     whole = trainer(few, tmp_path / "whole", settings).run()
     assert whole.steps == 6
-    asked = iter(range(1000))
-    cut = trainer(few, tmp_path / "cut", settings, should_stop=lambda: next(asked) >= 1)
+    command = iter(range(1000))
+    cut = trainer(few, tmp_path / "cut", settings, should_stop=lambda: next(command) >= 1)
     assert cut.run().interrupted
     trainer(few, tmp_path / "cut", settings).run(resume=True)
     assert metrics(tmp_path / "cut") == metrics(tmp_path / "whole")

@@ -105,8 +105,8 @@ def test_without_foils_negclip_is_infonce_and_the_sigmoid_loss_siglip() -> None:
     case = make_case([0, 0, 1, 2], scale=0.3, protected=0.2)
     infonce = create_objective({"infonce": {"temperature": 1 / 7, "learned": False}})
     expected = infonce.compute(case.scores, case.positives, case.context).loss
-    found = negclip_loss(case.scores, case.positives, case.context, None, SCALE)
-    assert found.item() == pytest.approx(expected.item())
+    result = negclip_loss(case.scores, case.positives, case.context, None, SCALE)
+    assert result.item() == pytest.approx(expected.item())
     siglip = create_objective({"siglip": {"scale": 7.0, "bias": -2.0}})
     expected = siglip.compute(case.scores, case.positives, case.context).loss
     args = (case.scores, case.positives, case.protected, None, SCALE, torch.tensor(-2.0))

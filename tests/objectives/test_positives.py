@@ -39,8 +39,8 @@ def test_without_positives_pairs_are_on_the_diagonal() -> None:
 
 
 def test_texts_name_the_image_that_they_belong_to() -> None:
-    found = read_positives(WIDE, image_ids=["a", "b"], text_ids=["b", "a", "b"])
-    assert found.tolist() == [[False, True, False], [True, False, True]]
+    result = read_positives(WIDE, image_ids=["a", "b"], text_ids=["b", "a", "b"])
+    assert result.tolist() == [[False, True, False], [True, False, True]]
 
 
 @pytest.mark.parametrize(

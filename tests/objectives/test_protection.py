@@ -42,11 +42,11 @@ def test_captions_that_say_the_same_are_protected() -> None:
     captions = torch.tensor([0, 2, 3, 5])
     images = torch.tensor([0, 1, 2, 3])
     positives = torch.eye(4).bool()
-    found = protection(positives, Context(image_ids=images, caption_ids=captions))
+    result = protection(positives, Context(image_ids=images, caption_ids=captions))
     expected = torch.zeros(4, 4).bool()
     # image 0 and 1 show a dog on a beach each, image 0 and 3 boats on a lake
     expected[0, 1] = expected[1, 0] = expected[0, 3] = True
-    assert torch.equal(found, expected)
+    assert torch.equal(result, expected)
 
 
 def test_own_captions_are_listed_with_gaps() -> None:

@@ -381,9 +381,9 @@ def test_a_run_learns_to_fill_to_tell_and_to_correct(concepts, tmp_path) -> None
 def test_an_interrupted_run_goes_on_to_the_same_bytes(concepts, tmp_path) -> None:
     pairs = some_of(concepts)
     trainer(pairs, tmp_path / "whole", settings(OBJECTIVE, epochs=2)).run()
-    asked = iter([False, False, True])
+    command = iter([False, False, True])
     half = trainer(
-        pairs, tmp_path / "parts", settings(OBJECTIVE, epochs=2), should_stop=lambda: next(asked)
+        pairs, tmp_path / "parts", settings(OBJECTIVE, epochs=2), should_stop=lambda: next(command)
     )
     assert half.run().interrupted
     trainer(pairs, tmp_path / "parts", settings(OBJECTIVE, epochs=2)).run(resume=True)
@@ -402,12 +402,12 @@ def test_a_frozen_generator_writes_and_is_not_trained(concepts, tmp_path) -> Non
         id(p) for group in second.updates.optimizer.param_groups for p in group["params"]
     }
     before = {name: value.clone() for name, value in frozen.state_dict().items()}
-    asked = SimpleNamespace(times=0)
+    command = SimpleNamespace(times=0)
     frozen.matcher.heads["mlm"].register_forward_pre_hook(
-        lambda *_: setattr(asked, "times", asked.times + 1)
+        lambda *_: setattr(command, "times", command.times + 1)
     )
     second.run()
-    assert asked.times == len(steps(tmp_path / "second"))
+    assert command.times == len(steps(tmp_path / "second"))
     assert all(value.equal(frozen.state_dict()[name]) for name, value in before.items())
 
 

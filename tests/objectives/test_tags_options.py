@@ -55,14 +55,14 @@ def test_a_matcher_with_a_static_generator_needs_no_head_that_fills_masks(split,
 def test_without_a_rank_loss_masks_are_filled_and_no_foils_are_written(split) -> None:
     model = small(split)
     whole, control = TAGS(**SMALL, mlm=0.5, rank=1.0), TAGS(**SMALL, mlm=0.5, rank=0.0)
-    found = {}
+    result = {}
     for objective in (whole, control):
         prepare(objective, split, model)
-        found[objective] = step(objective, model, batch_of(split, model, [0, 3, 5]))
-    filled = found[whole][1]["tags/mlm"]  # the same masks, so the same loss
-    assert found[control][0].item() == pytest.approx(0.5 * float(filled), rel=1e-5)
-    assert set(found[control][1]) & set(found[whole][1]) >= {"tags/mlm"}
-    assert "tags/kept" not in found[control][1]
+        result[objective] = step(objective, model, batch_of(split, model, [0, 3, 5]))
+    filled = result[whole][1]["tags/mlm"]  # the same masks, so the same loss
+    assert result[control][0].item() == pytest.approx(0.5 * float(filled), rel=1e-5)
+    assert set(result[control][1]) & set(result[whole][1]) >= {"tags/mlm"}
+    assert "tags/kept" not in result[control][1]
 
 
 @pytest.mark.parametrize("over", ["masked", "sentence"])

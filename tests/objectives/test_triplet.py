@@ -100,12 +100,12 @@ def test_the_hardest_negatives_cost_and_teach_what_their_weights_say(ids, seed, 
     positives = owner[:, None] == owner[None, :]
     hardest = objectives["hardest"](margin=0.3, reduction=reduction)
     directions = hardest.anchors(scores, positives, Context())
-    found, expected = (
+    result, expected = (
         hardest.cost(directions, Context()),
         HingeObjective.cost(hardest, directions, Context()),
     )
-    torch.testing.assert_close(found, expected)
-    gradients = [torch.autograd.grad(loss, scores)[0] for loss in (found, expected)]
+    torch.testing.assert_close(result, expected)
+    gradients = [torch.autograd.grad(loss, scores)[0] for loss in (result, expected)]
     torch.testing.assert_close(*gradients)
 
 

@@ -167,30 +167,30 @@ def made(out, cache):
 
 
 def test_columns_have_the_numbers_of_the_reports(made, cache) -> None:
-    plan, found = made
+    plan, results = made
     plain, writer = plan.runs["plain"][0], plan.runs["writer"][0]
     other = plan.runs["writer@+1"][0]
     split = read_data(writer.config, cache, Silent())["test"]
     choice = FoilChoice(**FOILS)
     models = {run.title: load_model(run.folder, "cpu") for run in (plain, writer, other)}
     foils = foils_of_model(models[other.title], "x", split, choice)
-    for row, run in zip(found.rows, (plain, writer), strict=True):
+    for row, run in zip(results.rows, (plain, writer), strict=True):
         report = judge_foils(models[run.title], split, foils)
         assert row.numbers["by the next"].mean == pytest.approx(report.accuracy)
         words = evaluate_words(models[run.title], split, max_captions=20, bootstrap=0, seed=1)
         assert row.numbers["words"].mean == pytest.approx(words.pair_accuracy.value)
     rules = judge_foils(models[writer.title], split, foils_by("rules", split, choice, load_model))
-    assert found.rows[1].numbers["rules"].mean == pytest.approx(rules.wod_auc)
+    assert results.rows[1].numbers["rules"].mean == pytest.approx(rules.wod_auc)
     own = judge_foils(
         models[writer.title], split, foils_of_model(models[writer.title], "x", split, choice)
     )
-    assert found.rows[1].numbers["by itself"].mean == pytest.approx(own.true_negatives)
-    assert found.rows[1].numbers["fluent"].mean > 1
+    assert results.rows[1].numbers["by itself"].mean == pytest.approx(own.true_negatives)
+    assert results.rows[1].numbers["fluent"].mean > 1
 
 
 def test_what_a_model_cannot_do_is_left_empty(made) -> None:
-    _, found = made
-    plain = found.rows[0]
+    _, results = made
+    plain = results.rows[0]
     assert plain.numbers.keys() & {column["title"] for column in COLUMNS} == {
         "by the next",
         "words",
@@ -199,31 +199,31 @@ def test_what_a_model_cannot_do_is_left_empty(made) -> None:
 
 
 def test_columns_are_printed_with_what_was_published(made) -> None:
-    _, found = made
-    page = to_markdown(found)
+    _, results = made
+    page = to_markdown(results)
     head = next(line for line in page.splitlines() if line.startswith("| Loss"))
     assert head == "| Loss | RSUM | by the next | by itself | rules | fluent | words |"
     plain, writer = (
         next(line for line in page.splitlines() if line.startswith(f"| {name}"))
         for name in ("plain", "writer")
     )
-    number = found.rows[0].numbers["by the next"].mean
+    number = results.rows[0].numbers["by the next"].mean
     assert f"| {number:.1f} (2.3) |  | (50.00) |" in plain
-    assert f" {found.rows[1].numbers['rules'].mean:.2f} |" in writer
-    assert Reproduction.from_json(found.to_json()) == found
+    assert f" {results.rows[1].numbers['rules'].mean:.2f} |" in writer
+    assert Reproduction.from_json(results.to_json()) == results
 
 
 def test_what_was_measured_is_not_measured_again(made, cache, monkeypatch) -> None:
-    plan, found = made
+    plan, results = made
     monkeypatch.setattr("counterfoil.reproduce.measure.judge_foils", None)
     monkeypatch.setattr("counterfoil.reproduce.measure.evaluate_words", None)
     again = shown(plan, cache)
-    assert [row.numbers for row in again.rows] == [row.numbers for row in found.rows]
+    assert [row.numbers for row in again.rows] == [row.numbers for row in results.rows]
 
 
 @pytest.mark.slow
 def test_several_processes_measure_what_one_does(made, cache, tmp_path, monkeypatch) -> None:
-    plan, found = made
+    plan, results = made
     judge = RunEvaluator(tmp_path, cache, Silent())
     foil_judge = MeasureEvaluator(judge, plan.artifact.foils)
     waiting = tasks(plan, foil_judge)
@@ -237,7 +237,7 @@ def test_several_processes_measure_what_one_does(made, cache, tmp_path, monkeypa
     for name in ("judge_foils", "evaluate_words"):
         monkeypatch.setattr(f"counterfoil.reproduce.measure.{name}", None)
     again = collect(plan, Outcome(), judge)
-    assert [row.numbers for row in again.rows] == [row.numbers for row in found.rows]
+    assert [row.numbers for row in again.rows] == [row.numbers for row in results.rows]
     assert not any(row.errors for row in again.rows)
 
 

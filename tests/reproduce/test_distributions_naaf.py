@@ -64,8 +64,8 @@ def reproduce(tmp_path, cache, monkeypatch):
 def test_figure_3_draws_histograms_normals_and_boundary_for_each_alpha(reproduce, alphas) -> None:
     options = ("model.matcher.min_samples=5", "model.matcher.adjust_epoch=1")
     rows = [f"α = {alpha}" for alpha in alphas]
-    found, folder = reproduce("naaf.figure3", *options, *some_rows(*rows))
-    drawn = found["distributions"]
+    result, folder = reproduce("naaf.figure3", *options, *some_rows(*rows))
+    drawn = result["distributions"]
     assert [one["row"] for one in drawn] == [row for row in rows for _ in range(2)]
     assert [one["alpha"] for one in drawn] == [x for alpha in alphas for x in (alpha, None)]
     for one in drawn:
@@ -88,8 +88,8 @@ def test_figure_3_draws_histograms_normals_and_boundary_for_each_alpha(reproduce
 
 @pytest.mark.slow
 def test_figure_4_maps_words_to_regions_beside_scans_attention(reproduce) -> None:
-    found, folder = reproduce("naaf.figure4")
-    pairs = found["pairs"]
+    result, folder = reproduce("naaf.figure4")
+    pairs = result["pairs"]
     assert [pair["own"] for pair in pairs] == [True, False] * 3
     for pair in pairs:
         naaf, scan = pair["maps"]
@@ -234,8 +234,8 @@ def with_numbers(one: dict) -> dict:
     ],
 )
 def test_figures_are_written_as_svg_and_png(tmp_path, kind, parts, names) -> None:
-    found = reproduction(kind, **parts)
-    assert [path.stem for path in write_charts(found, tmp_path)] == names
+    result = reproduction(kind, **parts)
+    assert [path.stem for path in write_charts(result, tmp_path)] == names
     for name in names:
         ElementTree.fromstring((tmp_path / f"{name}.svg").read_text())  # noqa: S314 - ours
         assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
@@ -284,8 +284,8 @@ def test_a_row_of_several_runs_has_no_histograms_or_maps(kind) -> None:
 
 
 def test_the_row_without_masks_runs_by_its_command(reproduce, tmp_path) -> None:
-    found, _ = reproduce("naaf.table4", "train.epochs=1", *some_rows("without masks"))
-    [row] = found["rows"]
+    result, _ = reproduce("naaf.table4", "train.epochs=1", *some_rows("without masks"))
+    [row] = result["rows"]
     assert "rsum" in row["numbers"]
     assert not row["errors"]
     config = yaml.safe_load((tmp_path / row["runs"][0] / "config.yaml").read_text())

@@ -86,37 +86,37 @@ def corrections(out, cache):
 
 
 def test_negatives_of_every_source_stand_beside_their_caption(negatives, tmp_path) -> None:
-    _, found = negatives
-    for example in found.sheet.examples:
+    _, result = negatives
+    for example in result.sheet.examples:
         assert [line.kind for line in example.lines] == ["caption", "batch", "split", "written"]
         caption, batch, hardest, _ = example.lines
         assert hardest.scores["plain"] >= batch.scores["plain"]
         assert caption.scores.keys() == {"plain"}
         assert not any(word.new for word in caption.words)
         assert any(word.new for word in example.lines[-1].words)
-    page = write_reproduction(found, tmp_path)
+    page = write_reproduction(result, tmp_path)
     assert "3 captions of test, drawn at random (seed 1)" in page
     assert page.count("| caption |") == 3
     assert "**Bold**: in none of the image's captions." in page
     assert "(40.0)" in page
     assert "![A tiny table](scores.svg)" in page
-    scores, _ = charts_of(found)
+    scores, _ = charts_of(result)
     (axes,) = scores.draw().axes
     assert sum(len(group.get_offsets()) for group in axes.collections) == 20 * 3
-    assert Reproduction.from_json((tmp_path / "tiny.json").read_text()) == found
+    assert Reproduction.from_json((tmp_path / "tiny.json").read_text()) == result
 
 
 def test_the_pictures_of_examples_are_in_their_svg(negatives, tmp_path) -> None:
-    _, found = negatives
-    write_reproduction(found, tmp_path)
+    _, result = negatives
+    write_reproduction(result, tmp_path)
     svg = ElementTree.parse(tmp_path / "examples.svg")  # noqa: S314 - our own
     assert len(list(svg.iter("{http://www.w3.org/2000/svg}image"))) == 3
     assert (tmp_path / "examples.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_examples_are_of_different_images_and_chosen_by_the_seed_alone(negatives, cache) -> None:
-    plan, found = negatives
-    assert len({one.image for one in found.sheet.examples}) == 3
+    plan, result = negatives
+    assert len({one.image for one in result.sheet.examples}) == 3
     split = RunEvaluator(plan.out / "evaluations", cache, Silent()).split_of(plan.runs["plain"][0])
     every = FoilSet.of("x", [FoilPair(c, "y") for c in range(len(split.texts))], len(split.texts))
     some = FoilSet.of("x", [FoilPair(c, "y") for c in (3, 4, 20)], 3)
@@ -128,14 +128,14 @@ def test_examples_are_of_different_images_and_chosen_by_the_seed_alone(negatives
 
 
 def test_a_sheet_is_made_once(negatives, cache, monkeypatch) -> None:
-    plan, found = negatives
+    plan, result = negatives
     monkeypatch.setattr(examples, "load_model", None)
-    assert shown(plan, cache).sheet == found.sheet
+    assert shown(plan, cache).sheet == result.sheet
 
 
 def test_a_foil_is_shown_with_its_suspected_words_and_its_correction(corrections, tmp_path) -> None:
-    _, found = corrections
-    for example in found.sheet.examples:
+    _, result = corrections
+    for example in result.sheet.examples:
         positive, synthetic, corrected = example.lines
         kinds = [line.kind for line in example.lines]
         assert kinds == ["positive", "synthetic", "corrected"]
@@ -144,12 +144,12 @@ def test_a_foil_is_shown_with_its_suspected_words_and_its_correction(corrections
         assert any(word.new for word in synthetic.words)
         assert corrected.scores["writer"] >= synthetic.scores["writer"] - 1e-5
         assert positive.words[0].wrong is None
-    page = write_reproduction(found, tmp_path)
+    page = write_reproduction(result, tmp_path)
     assert "| corrected |" in page
     assert "the probability that the word is wrong" in page
-    page_axes, *_ = charts_of(found)[-1].draw().axes
+    page_axes, *_ = charts_of(result)[-1].draw().axes
     marked = [text for text in page_axes.texts if text.get_bbox_patch() is not None]
-    words = [word for one in found.sheet.examples for line in one.lines for word in line.words]
+    words = [word for one in result.sheet.examples for line in one.lines for word in line.words]
     assert len(marked) == sum(word.wrong is not None for word in words) > 0
 
 
@@ -174,18 +174,18 @@ def test_examples_are_corrected_although_the_run_found_its_corrections_unusable(
 def test_examples_wait_until_all_their_runs_are_finished(tmp_path, cache) -> None:
     plan = planned(sheet("negatives", NEGATIVES), tmp_path)
     assert [run.name for run in plan.in_order()] == ["plain", "writer"]
-    found = shown(plan, cache)
-    assert found.sheet is None
-    assert "not finished" in write_reproduction(found, tmp_path / "page")
+    result = shown(plan, cache)
+    assert result.sheet is None
+    assert "not finished" in write_reproduction(result, tmp_path / "page")
 
 
 def test_generators_are_judged_by_the_truth_of_the_scenes(out, cache, tmp_path) -> None:
     plan = planned(truth(), out)
-    found = finish(plan, cache)
+    result = finish(plan, cache)
     run = plan.runs["writer"][0]
     split = RunEvaluator(out / "evaluations", cache, Silent()).split_of(run)
     model = load_model(run.folder, "cpu")
-    for row, blind in zip(found.rows[:2], (False, True), strict=True):
+    for row, blind in zip(result.rows[:2], (False, True), strict=True):
         foils = foils_of_model(model, "w", split, FoilChoice(**FOILS, blind=blind))
         verdicts = verdicts_on(split, foils.pairs)
         false, true = verdicts.count("false"), verdicts.count("true")
@@ -196,8 +196,8 @@ def test_generators_are_judged_by_the_truth_of_the_scenes(out, cache, tmp_path) 
         assert numbers["undecided"] == pytest.approx(
             100 * verdicts.count("unsure") / len(foils.pairs)
         )
-    assert found.rows[2].each[0].numbers != found.rows[0].each[0].numbers
-    page = write_reproduction(found, tmp_path)
+    assert result.rows[2].each[0].numbers != result.rows[0].each[0].numbers
+    page = write_reproduction(result, tmp_path)
     assert "(96.5)" in page
 
 
@@ -248,9 +248,9 @@ def test_retrieved_negatives_are_the_captions_of_others_that_score_highest(out, 
     split = RunEvaluator(out / "evaluations", cache, Silent()).split_of(run)
     model = load_model(run.folder, "cpu")
     scores = score_split(model, split).scores
-    found = retrieved_set(model, split, FoilChoice(captions=15), False, Silent())
-    assert len(found.pairs) == 15
-    for pair in found.pairs:
+    result = retrieved_set(model, split, FoilChoice(captions=15), False, Silent())
+    assert len(result.pairs) == 15
+    for pair in result.pairs:
         image = int(split.image_of[pair.caption])
         own = split.captions[image]
         best = max(

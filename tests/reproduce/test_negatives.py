@@ -59,8 +59,8 @@ def test_a_split_of_one_image_has_no_margins_and_says_so() -> None:
 @pytest.mark.slow
 def test_margins_of_two_models_are_drawn_for_both_directions(out, cache, tmp_path) -> None:
     plan = planned(figure("margins", MARGINS, panels={"i2t": "There"}), out, seeds=2)
-    found = finish(plan, cache)
-    there, back = found.plots
+    results = finish(plan, cache)
+    there, back = results.plots
     assert (there.title, back.title) == ("There", "Margins, text to image")
     assert [line.name for line in there.curves] == ["all", "hard"]
     for line, queries in ((there.curves[0], 12), (back.curves[0], 60)):
@@ -69,13 +69,13 @@ def test_margins_of_two_models_are_drawn_for_both_directions(out, cache, tmp_pat
     assert places[0] == places[1]  # all rows share their bins
     run = plan.runs["all"][0]
     recalls = flat_metrics(RetrievalReport.from_json((run.folder / "results.json").read_text()))
-    assert found.rows[0].each[0].numbers["won"] == pytest.approx(recalls["i2t_r1"])
-    assert found.rows[0].each[0].numbers["t→i won"] == pytest.approx(recalls["t2i_r1"])
-    page = write_reproduction(found, tmp_path)
+    assert results.rows[0].each[0].numbers["won"] == pytest.approx(recalls["i2t_r1"])
+    assert results.rows[0].each[0].numbers["t→i won"] == pytest.approx(recalls["t2i_r1"])
+    page = write_reproduction(results, tmp_path)
     assert {"margin-i2t.svg", "margin-t2i.svg"} <= {path.name for path in tmp_path.iterdir()}
     assert "| RSUM | mean | won |" in page.replace(": ", "")
     assert "(21.0)" in page
-    assert Reproduction.from_json((tmp_path / "tiny.json").read_text()) == found
+    assert Reproduction.from_json((tmp_path / "tiny.json").read_text()) == results
 
 
 def test_what_was_measured_of_negatives_is_kept(out, cache, monkeypatch) -> None:
@@ -88,7 +88,7 @@ def test_what_was_measured_of_negatives_is_kept(out, cache, monkeypatch) -> None
 def test_similarities_are_between_the_hardest_and_the_other_near_negatives(out, cache) -> None:
     columns = [("images", "image_similarity"), ("below", "text_below_half")]
     plan = planned(figure("similarity", columns), out)
-    found = finish(plan, cache)
+    results = finish(plan, cache)
     run = plan.runs["all"][0]
     split = RunEvaluator(out / "evaluations", cache, Silent()).split_of(run)
     model = load_model(run.folder, "cpu").eval()
@@ -100,9 +100,9 @@ def test_similarities_are_between_the_hardest_and_the_other_near_negatives(out, 
         others.sort(key=lambda i, text=text: -float(scores[i, text]))
         hardest, *near = others[:5]
         cosines += [float(vectors.images[hardest] @ vectors.images[i]) for i in near]
-    number = found.rows[0].each[0].numbers["images"]
+    number = results.rows[0].each[0].numbers["images"]
     assert number == pytest.approx(np.mean(cosines), abs=1e-4)
-    (plot,) = found.plots
+    (plot,) = results.plots
     assert [line.name for line in plot.curves] == [
         "all, images", "all, captions", "hard, images", "hard, captions",
     ]  # fmt: skip
@@ -114,20 +114,20 @@ def test_similarities_are_between_the_hardest_and_the_other_near_negatives(out, 
 def test_the_map_has_the_image_of_median_margin_and_its_negatives(out, cache, tmp_path) -> None:
     columns = [("best", "positive_score"), ("hardest", "hardest_score")]
     plan = planned(figure("map", columns, rows=[{"label": ["all"], "run": "all"}]), out)
-    found = finish(plan, cache)
-    (one,) = found.maps
+    results = finish(plan, cache)
+    (one,) = results.maps
     sizes = {name: len(points) for name, points in one.groups.items()}
     assert sizes == {QUERY: 1, POSITIVE: 5, HARDEST: 1, OTHER: 4}
     run = plan.runs["all"][0]
     split = RunEvaluator(out / "evaluations", cache, Silent()).split_of(run)
     margins = margin_report(score_split(load_model(run.folder, "cpu").eval(), split)).margins["i2t"]
-    numbers = found.rows[0].each[0].numbers
+    numbers = results.rows[0].each[0].numbers
     assert numbers["best"] - numbers["hardest"] == pytest.approx(
         sorted(margins)[(len(margins) - 1) // 2], abs=1e-5
     )
-    page = write_reproduction(found, tmp_path)
+    page = write_reproduction(results, tmp_path)
     assert "all, the first of its seeds: image scene-test-" in page
-    (axes,) = charts_of(found)[0].draw().axes
+    (axes,) = charts_of(results)[0].draw().axes
     assert sum(len(group.get_offsets()) for group in axes.collections) == 11
     assert (tmp_path / "map.png").is_file()
 
@@ -135,10 +135,10 @@ def test_the_map_has_the_image_of_median_margin_and_its_negatives(out, cache, tm
 def test_a_map_of_a_model_without_whole_vectors_says_which_models_have_them(out, cache) -> None:
     runs = {"all": {"common": {"model": "scan-t2i", "objective": "triplet"}}}
     plan = planned(figure("map", [], runs=runs, rows=[{"label": ["all"], "run": "all"}]), out)
-    found = finish(plan, cache)
-    assert "choose one that compares such vectors" in to_markdown(found)
-    assert found.rows[0].numbers["rsum"].mean > 0
-    assert not found.complete
+    results = finish(plan, cache)
+    assert "choose one that compares such vectors" in to_markdown(results)
+    assert results.rows[0].numbers["rsum"].mean > 0
+    assert not results.complete
 
 
 @pytest.mark.parametrize(
@@ -194,11 +194,11 @@ def test_tsne_of_very_few_vectors_is_finite(count) -> None:
 @pytest.mark.parametrize("groups", [{"a": []}, {"a": [(0.0, 9.0)], "b": []}])
 def test_a_map_without_a_diagonal_is_written_as_svg_and_png(tmp_path, groups) -> None:
     one = PointMap(name="scores", title="T", groups=groups, diagonal=True)
-    found = Reproduction(
+    results = Reproduction(
         name="tiny", kind="negatives", title="T", paper="p", data="scenes", scale="full", seeds=1,
         overrides=[], columns=["Loss"], rows=[], maps=[one],
     )  # fmt: skip
-    assert [path.stem for path in write_charts(found, tmp_path)] == ["scores"]
+    assert [path.stem for path in write_charts(results, tmp_path)] == ["scores"]
     assert (tmp_path / "scores.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -213,16 +213,16 @@ def test_a_row_known_from_a_table_is_trained_for_a_figure_that_was_never_drawn(t
 
 
 def test_the_plots_of_negatives_are_all_that_is_drawn(out, cache) -> None:
-    found = finish(planned(figure("margins", MARGINS), out), cache)
-    assert [chart.name for chart in charts_of(found)] == ["margin-i2t", "margin-t2i"]
+    results = finish(planned(figure("margins", MARGINS), out), cache)
+    assert [chart.name for chart in charts_of(results)] == ["margin-i2t", "margin-t2i"]
 
 
 def test_a_later_call_without_runs_leaves_the_stored_plots(out, cache, tmp_path) -> None:
     plan = planned(figure("margins", MARGINS), out)
     order = labels(plan.artifact)
-    found = ResultCache(tmp_path / "store", plan, order).add(finish(plan, cache))
+    results = ResultCache(tmp_path / "store", plan, order).add(finish(plan, cache))
     later = planned(figure("margins", MARGINS), tmp_path / "fresh")  # nothing is trained here
     kept = ResultCache(tmp_path / "store", later, order)
     kept.skip_known()
     assert later.missing() == []
-    assert kept.add(shown(later, cache)).plots == found.plots
+    assert kept.add(shown(later, cache)).plots == results.plots

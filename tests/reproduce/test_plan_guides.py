@@ -91,11 +91,11 @@ def test_a_guide_is_built_once_for_all_tables(place, cache) -> None:
 @pytest.mark.slow
 def test_an_ensemble_over_seeds_averages_the_scores_of_these_seeds(place, cache) -> None:
     plan = finished(place, cache)
-    found = shown(plan, cache)
+    results = shown(plan, cache)
     teachers = [load_model(run.folder, "cpu") for run in guide_of(plan).teachers]
     split = read_data(guide_of(plan).config, cache, Silent()).test
-    assert found.rows[0].numbers["rsum"].mean == evaluate(teachers, split, bootstrap=0).rsum
-    assert found.complete
+    assert results.rows[0].numbers["rsum"].mean == evaluate(teachers, split, bootstrap=0).rsum
+    assert results.complete
 
 
 def test_a_finished_student_asks_for_no_teachers(place, cache, tmp_path) -> None:
@@ -119,9 +119,9 @@ def test_a_damaged_guide_is_its_rows_failure(place, cache, tmp_path) -> None:
     (guide_of(plan).folder / MANIFEST).write_text("{", encoding="utf-8")
     shutil.rmtree(plan.runs["guided"][0].folder)
     assert guide_of(plan).state == "unfinished"
-    found = shown(plan, cache, train(plan, cache))
-    assert "guide.json: damaged" in found.rows[1].errors[0]
-    assert found.rows[0].numbers
+    results = shown(plan, cache, train(plan, cache))
+    assert "guide.json: damaged" in results.rows[1].errors[0]
+    assert results.rows[0].numbers
 
 
 def test_a_teacher_that_fails_fails_the_guide_and_its_row(place, cache) -> None:
@@ -131,14 +131,14 @@ def test_a_teacher_that_fails_fails_the_guide_and_its_row(place, cache) -> None:
     }
     rows = [{"label": ["guided"], "run": "guided"}, {"label": ["hard"], "run": "hard@+1"}]
     plan = planned(tiny(runs=runs, rows=rows), place)
-    found = shown(plan, cache, train(plan, cache))
-    (error,) = found.rows[0].errors
+    results = shown(plan, cache, train(plan, cache))
+    (error,) = results.rows[0].errors
     assert error.startswith(
         "guided, seed 0: needs guide of odd, seed 1 and hard, seed 2, which failed: "
         "needs odd, seed 1, which failed: "
     )
     assert "margni" in error
-    assert found.rows[1].numbers
+    assert results.rows[1].numbers
     assert guide_of(plan).state == "new"
 
 

@@ -56,12 +56,12 @@ def finish(plan, cache) -> Reproduction:
 
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=6))
 def test_mean_and_deviation_are_those_of_a_sample(values) -> None:
-    found = Measure.over(values)
-    assert found.mean == pytest.approx(statistics.fmean(values), abs=1e-6)
+    results = Measure.over(values)
+    assert results.mean == pytest.approx(statistics.fmean(values), abs=1e-6)
     if len(values) > 1:
-        assert found.std == pytest.approx(statistics.stdev(values), abs=1e-4)
+        assert results.std == pytest.approx(statistics.stdev(values), abs=1e-4)
     else:
-        assert found.std is None
+        assert results.std is None
 
 
 def test_a_table_that_was_interrupted_goes_on_and_then_trains_nothing(tmp_path, cache) -> None:
@@ -86,8 +86,8 @@ def test_a_table_that_was_interrupted_goes_on_and_then_trains_nothing(tmp_path, 
     train(planned(tiny(rows=[TINY["rows"][1]]), tmp_path / "whole"), cache)
     assert (whole.folder / "metrics.jsonl").read_bytes() == kept
 
-    found = shown(plan, cache)
-    for row, name in zip(found.rows, ("all", "hard"), strict=True):
+    results = shown(plan, cache)
+    for row, name in zip(results.rows, ("all", "hard"), strict=True):
         reports = [
             flat_metrics(RetrievalReport.from_json((run.folder / "results.json").read_text()))
             for run in plan.runs[name]
@@ -99,16 +99,16 @@ def test_a_table_that_was_interrupted_goes_on_and_then_trains_nothing(tmp_path, 
 
 
 def test_what_is_written_says_it_all(out, cache, tmp_path) -> None:
-    found = finish(planned(tiny(), out, seeds=2), cache)
-    page = write_reproduction(found, tmp_path)
+    results = finish(planned(tiny(), out, seeds=2), cache)
+    page = write_reproduction(results, tmp_path)
     assert (tmp_path / "tiny.md").read_text() == page
-    assert Reproduction.from_json((tmp_path / "tiny.json").read_text()) == found
-    rsum = found.rows[0].numbers["rsum"]
+    assert Reproduction.from_json((tmp_path / "tiny.json").read_text()) == results
+    rsum = results.rows[0].numbers["rsum"]
     line = next(line for line in page.splitlines() if line.startswith("| all"))
     assert line.endswith(f"| {rsum.mean:.1f} ± {rsum.std:.1f} (21.0) |")
     assert "Our runs use other data" in page
     svg = (tmp_path / "rsum.svg").read_text()
-    (axes,) = charts_of(found)[0].draw().axes
+    (axes,) = charts_of(results)[0].draw().axes
     assert len(axes.patches) == 3  # two of ours, one published
     assert f">{rsum.mean:.1f}</text>" in svg
     assert ">21.0</text>" in svg
@@ -127,13 +127,13 @@ def test_a_row_that_fails_says_why_and_the_others_are_there(out, cache) -> None:
     ]
     plan = planned(tiny(runs=runs, rows=rows), out)
     outcome = train(plan, cache)
-    found = shown(plan, cache, outcome)
-    page = to_markdown(found)
+    results = shown(plan, cache, outcome)
+    page = to_markdown(results)
     assert "| odd |  |  |  |  |  |  | failed |" in page
     assert "margni" in page
     assert "after: failed: after, seed 0: needs odd, seed 0, which failed" in page
-    assert found.rows[2].numbers["rsum"].mean > 0
-    assert not found.complete
+    assert results.rows[2].numbers["rsum"].mean > 0
+    assert not results.complete
 
 
 def test_an_ensemble_row_averages_the_scores_of_its_members(out, cache) -> None:
@@ -147,21 +147,21 @@ def test_an_ensemble_row_averages_the_scores_of_its_members(out, cache) -> None:
         {"label": ["paper"], "published_only": True, "published": TINY["rows"][0]["published"]},
     ]
     plan = planned(tiny(rows=rows), out)
-    found = finish(plan, cache)
+    results = finish(plan, cache)
     members = [load_model(plan.runs[name][0].folder, "cpu") for name in ("all", "hard")]
     split = read_data(plan.runs["all"][0].config, cache, Silent()).test
-    assert found.rows[0].numbers["rsum"].mean == evaluate(members, split, bootstrap=0).rsum
-    assert found.rows[1].numbers == found.rows[2].numbers
+    assert results.rows[0].numbers["rsum"].mean == evaluate(members, split, bootstrap=0).rsum
+    assert results.rows[1].numbers == results.rows[2].numbers
     alike = evaluate(members, split, bootstrap=0, standardize=True)
-    assert found.rows[3].numbers["rsum"].mean == alike.rsum
-    assert found.rows[3].recipe != found.rows[0].recipe
-    assert not found.rows[4].numbers
+    assert results.rows[3].numbers["rsum"].mean == alike.rsum
+    assert results.rows[3].recipe != results.rows[0].recipe
+    assert not results.rows[4].numbers
     assert "| paper | (1.0) | (2.0) | (3.0) | (4.0) | (5.0) | (6.0) | (21.0) |" in to_markdown(
-        found
+        results
     )
     kept = list((out / "evaluations").glob("*.json"))
     before = [path.stat().st_mtime_ns for path in kept]
-    assert shown(plan, cache) == found
+    assert shown(plan, cache) == results
     assert [path.stat().st_mtime_ns for path in kept] == before
 
 
@@ -184,13 +184,13 @@ def test_a_sweep_draws_every_value(out, cache, tmp_path) -> None:
     finish(planned(tiny(), out), cache)
     plan = planned(tree, out)
     assert plan.runs["all, margin=0.2"][0].state == "finished"  # the row of the table
-    found = finish(plan, cache)
-    assert [row.value for row in found.rows] == [0.0, 0.02, 0.2]
-    page = write_reproduction(found, tmp_path)
+    results = finish(plan, cache)
+    assert [row.value for row in results.rows] == [0.0, 0.02, 0.2]
+    page = write_reproduction(results, tmp_path)
     assert "| 0.02 |" in page
     svg = (tmp_path / "rsum.svg").read_text()
     assert all(f">{value}</text>" in svg for value in ("0", "0.02", "0.2"))
-    (axes,) = charts_of(found)[0].draw().axes
+    (axes,) = charts_of(results)[0].draw().axes
     assert len(axes.containers[0].lines[0].get_xdata()) == 3
     assert (tmp_path / "rsum.png").exists()
 
@@ -205,12 +205,12 @@ def test_lines_of_a_sweep_are_drawn_and_stand_beside_the_papers(out, cache, tmp_
         kind="sweep", lines=lines, key="train.batch_size", values=[12, 24], x_label="batch",
         rows=None, columns=None,
     )  # fmt: skip
-    found = finish(planned(tree, out), cache)
-    page = write_reproduction(found, tmp_path)
+    results = finish(planned(tree, out), cache)
+    page = write_reproduction(results, tmp_path)
     assert "| Model | batch |" in page
     line = next(line for line in page.splitlines() if line.startswith("| A | 24 |"))
     assert line.endswith(" (21.5) |")
-    (axes,) = charts_of(found)[0].draw().axes
+    (axes,) = charts_of(results)[0].draw().axes
     assert [len(line.lines[0].get_xdata()) for line in axes.containers] == [2, 2]
     assert [line.get_label() for line in axes.containers] == ["A", "B"]
     assert (tmp_path / "rsum.png").exists()
@@ -223,19 +223,19 @@ def test_curves_show_metrics_of_training_and_say_what_was_not_logged(out, cache,
         {"metric": "grad_norm", "title": "Gradient", "remainder": "rest"},
         {"metric": "no/such", "title": "Nothing"},
     ]
-    found = finish(planned(tiny(kind="curves", panels=panels), out, seeds=2), cache)
-    loss, quality, norm, nothing = found.plots
+    results = finish(planned(tiny(kind="curves", panels=panels), out, seeds=2), cache)
+    loss, quality, norm, nothing = results.plots
     assert [line.name for line in loss.curves] == ["all", "hard"]
     assert [x for x, _, _ in quality.curves[0].points] == [1.0, 2.0]
     assert [line.name for line in norm.curves] == ["all", "rest", "hard", "rest"]
     assert norm.curves[1].points[0][1] == pytest.approx(1 - norm.curves[0].points[0][1])
     assert not nothing.curves
-    page = write_reproduction(found, tmp_path)
+    page = write_reproduction(results, tmp_path)
     assert "no finished run logged 'no/such'" in page
     assert {path.name for path in tmp_path.glob("*.svg")} == {
         "loss.svg", "dev-rsum.svg", "grad-norm.svg",
     }  # fmt: skip
-    (axes,) = charts_of(found)[2].draw().axes
+    (axes,) = charts_of(results)[2].draw().axes
     assert [line.get_label() for line in axes.get_lines()] == [
         "all", "all: rest", "hard", "hard: rest",
     ]  # fmt: skip
@@ -255,12 +255,12 @@ def test_a_long_curve_is_averaged_over_neighbors_and_over_seeds() -> None:
 
 
 def test_a_scatter_measures_speed_beside_quality(out, cache, tmp_path) -> None:
-    found = finish(planned(tiny(kind="scatter", repeats=1), out), cache)
-    for row in found.rows:
+    results = finish(planned(tiny(kind="scatter", repeats=1), out), cache)
+    for row in results.rows:
         assert row.speed is not None
         assert 0 < row.speed.kpps <= row.speed.matching_kpps
         assert (row.speed.images, row.speed.captions) == (12, 60)
-    page = write_reproduction(found, tmp_path)
+    page = write_reproduction(results, tmp_path)
     assert "Kpps" in page
     assert ">hard</text>" in (tmp_path / "speed.svg").read_text()
 

@@ -81,36 +81,36 @@ def test_a_loss_without_a_level_is_refused_where_one_pair_is_asked_for() -> None
 
 def test_the_plateau_of_a_loss_is_drawn_as_a_level(out, cache, tmp_path) -> None:
     figure = tiny(kind="curves", panels=[LOSS], rows=[TINY["rows"][1]])
-    found = finish(planned(figure, out), cache)
-    (plot,) = found.plots
+    result = finish(planned(figure, out), cache)
+    (plot,) = result.plots
     assert list(plot.levels.values()) == [0.4]
     logged = finish(planned(figure | {"panels": [LOSS | {"per_pair": False}]}, out), cache)
     scaled = [y for _, y, _ in plot.curves[0].points]
     assert scaled == pytest.approx([y / 24 for _, y, _ in logged.plots[0].curves[0].points])
-    write_reproduction(found, tmp_path)
+    write_reproduction(result, tmp_path)
     assert "2 × margin (0.2): all scores equal" in (tmp_path / "loss.svg").read_text()
-    for one, levels in ((found, [0.4]), (logged, [])):
+    for one, levels in ((result, [0.4]), (logged, [])):
         lines = charts_of(one)[0].draw().axes[0].get_lines()
         assert [line.get_ydata()[0] for line in lines if line.get_linestyle() == "--"] == levels
 
 
 @pytest.mark.slow
 def test_a_sweep_has_a_plot_for_each_of_its_panels(out, cache, tmp_path) -> None:
-    found = finish(planned(tiny(**SWEEP), out, seeds=2), cache)
-    there, back = charts_of(found)
+    result = finish(planned(tiny(**SWEEP), out, seeds=2), cache)
+    there, back = charts_of(result)
     (line,), (other,) = (chart.draw().axes[0].containers for chart in (there, back))
     assert [chart.name for chart in (there, back)] == ["i2t", "t2i_r5"]
     assert [chart.draw().get_suptitle() for chart in (there, back)] == ["There", "Back"]
     points = zip(line.lines[0].get_ydata(), line.lines[2][0].get_segments(), strict=True)
-    for (y, bar), row in zip(points, found.rows, strict=True):
+    for (y, bar), row in zip(points, result.rows, strict=True):
         sums = [sum(one.numbers[f"i2t_r{k}"] for k in (1, 5, 10)) for one in row.each]
         assert y == pytest.approx(Measure.over(sums).mean)
         assert bar[1, 1] - y == pytest.approx(Measure.over(sums).std)
-    expected = [row.numbers["t2i_r5"].mean for row in found.rows]
+    expected = [row.numbers["t2i_r5"].mean for row in result.rows]
     assert other.lines[0].get_ydata().tolist() == expected
-    write_reproduction(found, tmp_path)
+    write_reproduction(result, tmp_path)
     assert {"i2t.svg", "i2t.png", "t2i_r5.svg"} <= {path.name for path in tmp_path.iterdir()}
-    assert "(10.0)" in to_markdown(found)
+    assert "(10.0)" in to_markdown(result)
 
 
 def test_a_sum_over_seeds_leaves_out_seeds_that_lack_a_part(out) -> None:
@@ -177,9 +177,9 @@ def test_an_entry_runs_by_its_command_and_the_second_call_trains_nothing(
     assert again.exit_code == 0
     assert again.stdout == first.stdout
     (folder,) = shared.glob(f"{name}-scenes-*")
-    found = Reproduction.from_json((folder / f"{name}.json").read_text())
-    assert found.complete
-    assert [chart.name for chart in charts_of(found)] == ENTRIES[name]
+    result = Reproduction.from_json((folder / f"{name}.json").read_text())
+    assert result.complete
+    assert [chart.name for chart in charts_of(result)] == ENTRIES[name]
     plan = make_plan(load_artifact(name), Settings(seeds=1, overrides=tuple(SMALLEST)), shared)
     assert plan.missing() == []
 

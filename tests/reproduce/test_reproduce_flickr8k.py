@@ -31,13 +31,13 @@ def tables() -> list[Table]:
 
 def configs() -> dict[str, object]:
     """Of every run of the tables, without what only this plan has."""
-    found = {}
+    result = {}
     for artifact in tables():
         plan = make_plan(artifact, Settings("lite2-36", "f30k", seeds=1), Path("out"))
         for run in plan.in_order():
             if run.config.seed == 0:
-                found[run.name.replace("+", "p")] = run.config
-    return found
+                result[run.name.replace("+", "p")] = run.config
+    return result
 
 
 @pytest.fixture(scope="module")
@@ -110,8 +110,8 @@ def test_what_is_tuned_after_the_rate_has_a_rate() -> None:
 
 
 def test_published_numbers_are_told_to_be_of_other_data() -> None:
-    found = {one.name: (one, find_data_set(one, "work/lite2-36", None)) for one in tables()}
-    published = [(one, key) for one, key in found.values() if key in one.published_on]
+    result = {one.name: (one, find_data_set(one, "work/lite2-36", None)) for one in tables()}
+    published = [(one, key) for one, key in result.values() if key in one.published_on]
     assert published
     for artifact, key in published:
         assert artifact.data_sets[key].elsewhere == (key == "f30k")

@@ -82,13 +82,13 @@ def known(*stored: Reproduction) -> dict[str, dict[int, SeedResult]]:
 def test_seeds_of_two_calls_are_one_row_and_the_new_ones_win(old, new) -> None:
     before = table(row("a", *(result(seed, value) for seed, value in old.items())))
     now = table(row("a", *(result(seed, value) for seed, value in new.items())))
-    (found,) = merged(before, now, known(before)).rows
+    (results,) = merged(before, now, known(before)).rows
     expected = old | new
-    assert {one.seed: one.numbers["rsum"] for one in found.each} == expected
-    assert [one.seed for one in found.each] == sorted(expected)
+    assert {one.seed: one.numbers["rsum"] for one in results.each} == expected
+    assert [one.seed for one in results.each] == sorted(expected)
     if expected:
-        assert found.numbers["rsum"].mean == pytest.approx(statistics.fmean(expected.values()))
-        assert found.numbers["rsum"].seeds == len(expected)
+        assert results.numbers["rsum"].mean == pytest.approx(statistics.fmean(expected.values()))
+        assert results.numbers["rsum"].seeds == len(expected)
 
 
 def test_other_settings_replace_what_was_known_and_other_rows_stay() -> None:
@@ -96,8 +96,8 @@ def test_other_settings_replace_what_was_known_and_other_rows_stay() -> None:
     now = table(
         row("a", result(0, 9.0, "new"), recipe="new"), row("c", result(0, 4.0, "c"), recipe="c")
     )
-    found = merged(before, now, known(before), [["c"], ["b"], ["a"]])
-    assert [(one.label, one.numbers["rsum"].mean) for one in found.rows] == [
+    results = merged(before, now, known(before), [["c"], ["b"], ["a"]])
+    assert [(one.label, one.numbers["rsum"].mean) for one in results.rows] == [
         (["c"], 4.0), (["b"], 3.0), (["a"], 9.0),
     ]  # fmt: skip
     gone = merged(before, now, known(before), [["c"], ["a"]])  # the artefact no longer has a row b
@@ -106,15 +106,15 @@ def test_other_settings_replace_what_was_known_and_other_rows_stay() -> None:
 
 def test_numbers_that_were_measured_before_stay_beside_new_ones() -> None:
     before = table(row("a", result(0, 1.0, tau=5.0)))
-    (found,) = merged(before, table(row("a", result(0, 2.0))), known(before)).rows
-    assert found.each[0].numbers == {"rsum": 2.0, "tau": 5.0}
+    (results,) = merged(before, table(row("a", result(0, 2.0))), known(before)).rows
+    assert results.each[0].numbers == {"rsum": 2.0, "tau": 5.0}
 
 
 def test_a_row_that_was_known_is_not_missing_because_its_runs_are_gone() -> None:
     before = table(row("a", result(0, 1.0)))
-    (found,) = merged(before, table(row("a", missing=1)), known(before)).rows
-    assert found.missing == 0
-    assert found.numbers["rsum"].mean == 1.0
+    (results,) = merged(before, table(row("a", missing=1)), known(before)).rows
+    assert results.missing == 0
+    assert results.numbers["rsum"].mean == 1.0
 
 
 def test_what_is_missing_is_counted_of_what_the_row_was_asked_for() -> None:
@@ -124,10 +124,10 @@ def test_what_is_missing_is_counted_of_what_the_row_was_asked_for() -> None:
 
 def test_what_the_store_knows_is_not_trained_elsewhere(out, cache, tmp_path) -> None:
     first = planned(tiny(), out, seeds=1)
-    found = finish(first, cache)
+    results = finish(first, cache)
     order = labels(first.artifact)
     kept = ResultCache(tmp_path / "store", first, order)
-    assert kept.add(found) == found
+    assert kept.add(results) == results
 
     later = planned(tiny(), tmp_path / "fresh", seeds=2)  # a machine on which nothing is
     again = ResultCache(tmp_path / "store", later, order)
@@ -135,7 +135,7 @@ def test_what_the_store_knows_is_not_trained_elsewhere(out, cache, tmp_path) -> 
     assert [run.config.seed for run in later.missing()] == [1, 1]
     assert not train(later, cache).errors
     both = again.add(shown(later, cache))
-    for one, before in zip(both.rows, found.rows, strict=True):
+    for one, before in zip(both.rows, results.rows, strict=True):
         assert [each.seed for each in one.each] == [0, 1]
         assert one.each[0] == before.each[0]
     assert both.complete
@@ -236,8 +236,8 @@ def test_failures_are_not_kept_but_for_what_is_missing(tmp_path) -> None:
     rows = row("a", result(0, 1.0), errors=[path]), row("b", errors=[path])
     write_stored(tmp_path, table(*rows), "t@lite.json")
     assert "somewhere" not in (tmp_path / "t@lite.json").read_text()
-    found = read_stored(tmp_path / "t@lite.json")
-    assert [one.missing for one in found.rows] == [0, 1]
+    results = read_stored(tmp_path / "t@lite.json")
+    assert [one.missing for one in results.rows] == [0, 1]
 
 
 def test_a_known_run_is_trained_where_another_needs_it(tmp_path) -> None:
@@ -269,8 +269,8 @@ def test_a_dry_run_says_what_the_store_knows_and_what_is_not_needed(tmp_path) ->
     assert states() == {"hard, seed 0": "new", "after, seed 0": "new"}
     plan = planned(tree, tmp_path)
     rows = [one.result for one in table_rows(plan)]
-    found = table(*(one.with_each([result(0, 1.0, one.recipe)]) for one in rows))
-    write_stored(store, found, stored_name(plan))
+    results = table(*(one.with_each([result(0, 1.0, one.recipe)]) for one in rows))
+    write_stored(store, results, stored_name(plan))
     assert states() == {"hard, seed 0": "not needed", "after, seed 0": "known"}
 
 
@@ -323,29 +323,29 @@ SWEEP = {
 @pytest.mark.slow
 def test_a_sweep_on_dev_shows_dev_and_its_best_values_reach_the_runs(out, cache, tmp_path) -> None:
     plan = planned(tiny(**SWEEP), out)
-    found = finish(plan, cache)
-    for one, (run,) in zip(found.rows, plan.runs.values(), strict=True):
+    results = finish(plan, cache)
+    for one, (run,) in zip(results.rows, plan.runs.values(), strict=True):
         lines = (run.folder / "metrics.jsonl").read_text().splitlines()
         epochs = [r for r in map(json.loads, lines) if r["kind"] == "epoch"]
         assert one.numbers["rsum"].mean == max(r["dev"]["rsum"] for r in epochs)
-    lines = body(found).splitlines()
+    lines = body(results).splitlines()
     assert lines[0].split("|")[2:4] == [" 0.0001 ", " 0.01 "]
     for label, line in (("All", lines[2]), ("Hard", lines[3])):
-        rsum = {one.value: one.numbers["rsum"] for one in found.rows if one.label[0] == label}
+        rsum = {one.value: one.numbers["rsum"] for one in results.rows if one.label[0] == label}
         most = max(number.mean for number in rsum.values())
         texts = (number.text() for number in (rsum[1e-4], rsum[1e-2]))
         means = (number.mean for number in (rsum[1e-4], rsum[1e-2]))
         cells = [f"**{t}**" if m == most else t for t, m in zip(texts, means, strict=True)]
         assert [cell.strip() for cell in line.split("|")[1:4]] == [label, *cells]
-    values = best_values(found)
+    values = best_values(results)
     assert set(values) == {"all", "hard"}
     own = {"train": {"optimizer": {"lr": 3.0e-5}}}
     runs = TINY["runs"] | {"harder": {"like": "hard"}, "own": {"like": "hard", "common": own}}
     rows = [{"label": [name], "run": name} for name in runs]
     artifact = build_artifact(tiny(runs=runs, rows=rows), "tiny.yaml")
     tuned = make_plan(artifact, Settings(seeds=1, tuned=values), tmp_path).runs
-    by_line = {one.varied_run: [] for one in found.rows}
-    for one in found.rows:
+    by_line = {one.varied_run: [] for one in results.rows}
+    for one in results.rows:
         by_line[one.varied_run].append((one.numbers["rsum"].mean, -one.value))
     for name, line in (("all", "all"), ("hard", "hard"), ("harder", "hard")):
         assert tuned[name][0].config.train.optimizer.lr == -max(by_line[line])[1]
@@ -380,8 +380,8 @@ def test_values_are_not_chosen_on_test() -> None:
 def test_a_difference_is_taken_seed_by_seed() -> None:
     better = row("a", result(0, 10.0), result(1, 20.0), result(3, 99.0))
     worse = row("b", result(0, 8.0), result(1, 12.0), result(2, 0.0))
-    found = difference(better, worse)
-    assert found == Measure.over([2.0, 8.0])
+    results = difference(better, worse)
+    assert results == Measure.over([2.0, 8.0])
     assert difference(better, row("b")) is None
     assert verdict(Measure(mean=-3.0, std=1.0, seeds=3)) == "refuted"
     assert verdict(Measure(mean=-3.0, std=1.0, seeds=3), tuned=False) == "lower, but not tuned"
@@ -408,8 +408,8 @@ def test_claims_stand_beside_the_papers_difference() -> None:
         row("b", result(0, 8.0), published=printed[1]),
     )
     claim = Claim(text="a > b", better="a", worse="b")
-    found = table(*rows, claims=[claim], published_on="f30k")
-    assert claim_rows(found)[1] == ("a > b", "+2.0", "+19.5", "not tested: 1 seed")
+    results = table(*rows, claims=[claim], published_on="f30k")
+    assert claim_rows(results)[1] == ("a > b", "+2.0", "+19.5", "not tested: 1 seed")
     alone = table(rows[0], claims=[claim], published_on="f30k")
     assert claim_rows(alone) == []  # made of some rows, and kept for when the others are there
     assert "Claim" not in to_markdown(alone)
@@ -438,8 +438,8 @@ def test_the_claims_of_several_tables_stand_together(tmp_path) -> None:
     claims = [Claim(text="a > b", better="a", worse="b")]
     rows = row("a", result(0, 10.0)), row("b", result(0, 12.5))
     for name, some in (("one", rows), ("two", rows[:1]), ("three", rows[::-1])):
-        found = table(*some, claims=claims).model_copy(update={"name": f"mine.{name}"})
-        write_stored(tmp_path, found, f"mine.{name}@here.json")
+        results = table(*some, claims=claims).model_copy(update={"name": f"mine.{name}"})
+        write_stored(tmp_path, results, f"mine.{name}@here.json")
     write_stored(tmp_path, table(*rows, claims=claims), "mine.one@elsewhere.json")
     page = tmp_path / "page.md"
     page.write_text("<!-- claims: mine.*@here -->\nold\n<!-- /claims -->\nWhat it means.\n")

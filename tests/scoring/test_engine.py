@@ -52,9 +52,9 @@ def test_tiles_are_what_one_call_gives(name, regions, words, cells, spread, seed
     with torch.inference_mode():
         direct = matcher(images, texts)
     plan = plan_scores(images, texts, cells)
-    found = score_matrix(matcher, images, texts, plan=plan)
+    result = score_matrix(matcher, images, texts, plan=plan)
     # a caption without words scores what its matcher says, be that minus infinity
-    assert torch.allclose(found, direct, atol=2e-5, rtol=1e-5, equal_nan=True)
+    assert torch.allclose(result, direct, atol=2e-5, rtol=1e-5, equal_nan=True)
 
 
 @given(
@@ -105,8 +105,8 @@ def test_a_plan_for_kernels_has_every_pair_once_and_minds_the_memory(
     assert (seen == 1).all()
     assert free < 1 << 40 or len(plan.tiles) == 1
     matcher = matchers["chan"](DIM).eval()
-    found = score_on_device(matcher, images, texts, plan=plan)
-    assert torch.allclose(found, score_matrix(matcher, images, texts), atol=2e-5, equal_nan=True)
+    result = score_on_device(matcher, images, texts, plan=plan)
+    assert torch.allclose(result, score_matrix(matcher, images, texts), atol=2e-5, equal_nan=True)
 
 
 def test_texts_too_long_for_kernels_take_no_others_with_them() -> None:

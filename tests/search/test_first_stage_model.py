@@ -44,13 +44,13 @@ def test_the_other_model_finds_the_shortlist_and_the_cross_encoder_ranks_it(
     split = concepts.test
     fast, slow = (score_split(m, split).scores.numpy() for m in (models["vse-fc"], cross))
     for text in (0, 7, 40):
-        found = index.search(split.texts[text], k=5)
+        result = index.search(split.texts[text], k=5)
         listed = ranked(fast[:, text], list(split.ids))[:5]
-        by_first = sorted(found.hits, key=lambda hit: hit.first_rank)
+        by_first = sorted(result.hits, key=lambda hit: hit.first_rank)
         assert [hit.id for hit in by_first] == listed
         of = {name: slow[list(split.ids).index(name), text] for name in listed}
-        assert [hit.id for hit in found.hits] == sorted(listed, key=lambda name: -of[name])
-        for hit in found.hits:
+        assert [hit.id for hit in result.hits] == sorted(listed, key=lambda name: -of[name])
+        for hit in result.hits:
             assert hit.score == pytest.approx(float(of[hit.id]), abs=1e-5)
             row = list(split.ids).index(hit.id)
             assert hit.first_score == pytest.approx(float(fast[row, text]), abs=1e-5)
@@ -59,16 +59,16 @@ def test_the_other_model_finds_the_shortlist_and_the_cross_encoder_ranks_it(
 def test_an_image_asks_for_captions_in_the_same_way(index, models, concepts) -> None:
     split = concepts.test
     fast = score_split(models["vse-fc"], split).scores.numpy()
-    found = index.search(image=split.ids[3], k=5)
+    result = index.search(image=split.ids[3], k=5)
     names = [f"{image}#{n}" for image in split.ids for n in range(2)]
-    assert {hit.id for hit in found.hits} == set(ranked(fast[3], names)[:5])
+    assert {hit.id for hit in result.hits} == set(ranked(fast[3], names)[:5])
 
 
 def test_likeness_within_a_side_is_the_other_models(index, models, concepts) -> None:
     text = concepts.test.texts[0]
-    found = index.search(text, target="captions", k=1)
-    assert found.hits[0].text == text
-    assert found.hits[0].score == pytest.approx(1.0, abs=1e-4)
+    result = index.search(text, target="captions", k=1)
+    assert result.hits[0].text == text
+    assert result.hits[0].score == pytest.approx(1.0, abs=1e-4)
 
 
 def test_recall_is_measured_against_the_cross_encoder_over_everything(index) -> None:
@@ -81,8 +81,8 @@ def test_an_index_opened_again_has_both_models_and_takes_more(index, concepts, t
     folder = tmp_path / "copy"
     shutil.copytree(index.folder, folder)
     again = SearchIndex.open(folder, device="cpu")
-    asked = concepts.test.texts[5]
-    assert [h.id for h in again.search(asked).hits] == [h.id for h in index.search(asked).hits]
+    command = concepts.test.texts[5]
+    assert [h.id for h in again.search(command).hits] == [h.id for h in index.search(command).hits]
     assert again.info()["first_model"]["name"] == "vse-fc"
     added = again.add(concepts.dev.select(range(4)))
     assert (added.images, added.captions) == (4, 8)

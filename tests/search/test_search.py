@@ -42,11 +42,11 @@ def test_a_text_finds_the_images_that_the_matcher_scores_highest(
     truth = models[name].score(fragments, [QUERY])[:, 0]
     order = truth.argsort(descending=True)[:5].tolist()
     for options in ({"exhaustive": True}, {"shortlist_size": 32}):
-        found = indexes[name].search(QUERY, k=5, **options)
-        assert [hit.id for hit in found.hits] == [split.ids[i] for i in order]
-        assert [hit.score for hit in found.hits] == pytest.approx(truth[order].tolist(), abs=1e-5)
-        assert [hit.rank for hit in found.hits] == [1, 2, 3, 4, 5]
-        assert found.hits[0].captions == list(split.captions[order[0]])
+        result = indexes[name].search(QUERY, k=5, **options)
+        assert [hit.id for hit in result.hits] == [split.ids[i] for i in order]
+        assert [hit.score for hit in result.hits] == pytest.approx(truth[order].tolist(), abs=1e-5)
+        assert [hit.rank for hit in result.hits] == [1, 2, 3, 4, 5]
+        assert result.hits[0].captions == list(split.captions[order[0]])
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -54,23 +54,23 @@ def test_an_image_finds_captions(name, indexes, models, concepts) -> None:
     split = concepts.test
     truth = score_split(models[name], split).scores[7]
     best = truth.topk(4).values.tolist()
-    found = indexes[name].search(image="test-7", k=4, shortlist_size=64)
-    assert [hit.score for hit in found.hits] == pytest.approx(best, abs=1e-5)
+    result = indexes[name].search(image="test-7", k=4, shortlist_size=64)
+    assert [hit.score for hit in result.hits] == pytest.approx(best, abs=1e-5)
     assert all(
-        split.captions[split.ids.index(h.image)][int(h.id[-1])] == h.text for h in found.hits
+        split.captions[split.ids.index(h.image)][int(h.id[-1])] == h.text for h in result.hits
     )
-    assert found.target == "captions"
+    assert result.target == "captions"
 
 
 def test_both_stages_say_where_they_put_a_result(indexes) -> None:
-    found = indexes["naaf"].search(QUERY, k=8, shortlist_size=16)
-    assert found.shortlist == 16
-    assert {hit.first_rank for hit in found.hits} <= set(range(1, 17))
-    by_first = sorted(found.hits, key=lambda hit: hit.first_rank)
+    result = indexes["naaf"].search(QUERY, k=8, shortlist_size=16)
+    assert result.shortlist == 16
+    assert {hit.first_rank for hit in result.hits} <= set(range(1, 17))
+    by_first = sorted(result.hits, key=lambda hit: hit.first_rank)
     firsts = [hit.first_score for hit in by_first]
     assert firsts == sorted(firsts, reverse=True)
-    assert [h.first_rank for h in found.hits] != sorted(h.first_rank for h in found.hits)
-    assert set(found.seconds) == {"encoding", "first stage", "second stage"}
+    assert [h.first_rank for h in result.hits] != sorted(h.first_rank for h in result.hits)
+    assert set(result.seconds) == {"encoding", "first stage", "second stage"}
     everything = indexes["naaf"].search(QUERY, exhaustive=True)
     assert everything.hits[0].first_rank is None
     assert everything.shortlist == 32
@@ -84,9 +84,9 @@ def test_of_whole_vectors_the_first_stage_is_the_score(indexes) -> None:
 
 def test_the_same_side_is_ranked_by_cosine(indexes, concepts) -> None:
     text = concepts.test.texts[5]
-    found = indexes["naaf"].search(text, target="captions", k=3)
-    assert found.hits[0].text == text
-    assert found.hits[0].score == pytest.approx(1.0, abs=1e-5)
+    result = indexes["naaf"].search(text, target="captions", k=3)
+    assert result.hits[0].text == text
+    assert result.hits[0].score == pytest.approx(1.0, abs=1e-5)
     alike = indexes["chan"].search(image="test-9", target="images", k=2)
     assert alike.hits[0].id == "test-9"
 
@@ -95,7 +95,7 @@ def test_fragments_may_be_the_first_stage(models, concepts, tmp_path) -> None:
     index = SearchIndex.build(
         tmp_path / "index", models["naaf"], concepts.test, first_stage="maxsim", dtype="float32"
     )
-    found = index.search(QUERY, k=3, shortlist_size=3)
+    result = index.search(QUERY, k=3, shortlist_size=3)
     text = index.model.text
     batch = encode_texts(index.model, [QUERY]).fragments[0]
     words = torch.nn.functional.normalize(batch, dim=-1)
@@ -106,7 +106,9 @@ def test_fragments_may_be_the_first_stage(models, concepts, tmp_path) -> None:
         sims = words @ torch.nn.functional.normalize(regions, dim=-1).T
         best.append(float(sims.max(1).values.sum()))
     top = sorted(best, reverse=True)[:3]
-    assert sorted((h.first_score for h in found.hits), reverse=True) == pytest.approx(top, abs=1e-4)
+    assert sorted((h.first_score for h in result.hits), reverse=True) == pytest.approx(
+        top, abs=1e-4
+    )
     with pytest.raises(DataError, match="no fragments for a first stage 'maxsim'"):
         SearchIndex.build(tmp_path / "other", models["vse-fc"], first_stage="maxsim")
 
@@ -131,19 +133,19 @@ def test_padding_does_not_change_what_the_first_stage_compares(models) -> None:
 def test_an_ensemble_in_one_model_is_indexed(concepts, tmp_path) -> None:
     model = cf.create("naaf", concepts, ensemble_size=2, **SMALL).eval()
     index = SearchIndex.build(tmp_path / "index", model, concepts.test, dtype="float32")
-    found = index.search(QUERY, k=3, exhaustive=True)
+    result = index.search(QUERY, k=3, exhaustive=True)
     fragments = [concepts.test.fragments.read(i) for i in range(32)]
     best = model.score(fragments, [QUERY])[:, 0].topk(3).values.tolist()
-    assert [hit.score for hit in found.hits] == pytest.approx(best, abs=1e-5)
-    assert index.search(QUERY, k=3, shortlist_size=32).hits[0].id == found.hits[0].id
+    assert [hit.score for hit in result.hits] == pytest.approx(best, abs=1e-5)
+    assert index.search(QUERY, k=3, shortlist_size=32).hits[0].id == result.hits[0].id
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_an_explanation_is_the_one_the_model_gives(name, indexes, models, concepts) -> None:
     split = concepts.test
-    found = indexes[name].search(QUERY, k=4, explain=2)
-    assert [hit.match is not None for hit in found.hits] == [True, True, False, False]
-    hit = found.hits[0]
+    result = indexes[name].search(QUERY, k=4, explain=2)
+    assert [hit.match is not None for hit in result.hits] == [True, True, False, False]
+    hit = result.hits[0]
     match = models[name].explain(split.fragments.read(split.ids.index(hit.id)), QUERY)
     assert hit.match.score == pytest.approx(match.score, abs=1e-5)
     assert hit.match.method == match.method
@@ -267,11 +269,11 @@ def test_a_text_that_cannot_be_a_query_is_refused(indexes, text, message) -> Non
 
 
 def test_unknown_words_are_named_and_change_no_score(indexes) -> None:
-    found = indexes["naaf"].search("a dog on a skateboard")
-    assert found.notes == ["unknown words, left out: on, skateboard"]
+    result = indexes["naaf"].search("a dog on a skateboard")
+    assert result.notes == ["unknown words, left out: on, skateboard"]
     plain = indexes["naaf"].search("a dog a")
-    assert [hit.id for hit in found.hits] == [hit.id for hit in plain.hits]
-    assert [hit.score for hit in found.hits] == pytest.approx([hit.score for hit in plain.hits])
+    assert [hit.id for hit in result.hits] == [hit.id for hit in plain.hits]
+    assert [hit.score for hit in result.hits] == pytest.approx([hit.score for hit in plain.hits])
     with pytest.raises(DataError, match="knows no word"):
         indexes["naaf"].search("skateboard")
 
@@ -289,9 +291,9 @@ def test_captions_without_a_known_word_are_left_out_of_an_index(models, concepts
 
 
 def test_more_results_than_items_are_all_items(indexes) -> None:
-    found = indexes["naaf"].search(QUERY, k=1000)
-    assert len(found.hits) == 32
-    assert found.notes[-1] == "there are only 32 images in the index"
+    result = indexes["naaf"].search(QUERY, k=1000)
+    assert len(result.hits) == 32
+    assert result.notes[-1] == "there are only 32 images in the index"
     with pytest.raises(DataError, match="at least 1"):
         indexes["naaf"].search(QUERY, k=0)
     with pytest.raises(DataError, match="shortlist_size: at least 1"):

@@ -67,11 +67,11 @@ def every_kill(make: Callable[[], Path], work: Callable[[Path], None], look: Cal
         if not killed_at(step, lambda: work(folder)):  # noqa: B023 - called at once
             assert look(folder) == new
             break
-        found = look(folder)
-        assert found in (old, new), f"killed at step {step}"
-        seen.append(found == new)
+        result = look(folder)
+        assert result in (old, new), f"killed at step {step}"
+        seen.append(result == new)
         work_again = look(folder)
-        assert work_again == found
+        assert work_again == result
     assert seen == sorted(seen)  # once it is there, it stays
     assert not all(seen)
     assert any(seen)

@@ -105,8 +105,8 @@ def test_a_run_that_learns_to_rank_below_the_margin_is_not_called_collapsed(
 def test_a_run_resumed_within_the_plateau_warns_at_the_same_step(
     pairs, collapsed, tmp_path
 ) -> None:
-    asked = iter(range(1000))
-    cut, _ = trainer(pairs, tmp_path, "hardest", should_stop=lambda: next(asked) + 1 >= 40)
+    command = iter(range(1000))
+    cut, _ = trainer(pairs, tmp_path, "hardest", should_stop=lambda: next(command) + 1 >= 40)
     assert cut.run().interrupted
     assert cut.watch.state_dict()["streak"] > 0
     resumed, _ = trainer(pairs, tmp_path, "hardest")

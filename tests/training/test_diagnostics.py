@@ -45,11 +45,11 @@ def triplets(scores: Tensor, positives: Tensor) -> list[tuple[bool, int, int, li
     pairs = [(i, j) for i in range(n) for j in range(m) if positives[i, j]]
     if n == m:
         pairs = [(i, i) for i in range(n)]
-    found = []
+    result = []
     for i, j in pairs:
-        found.append((True, i, j, [k for k in range(m) if not positives[i, k]]))
-        found.append((False, i, j, [k for k in range(n) if not positives[k, j]]))
-    return found
+        result.append((True, i, j, [k for k in range(m) if not positives[i, k]]))
+        result.append((False, i, j, [k for k in range(n) if not positives[k, j]]))
+    return result
 
 
 def negative_scores(scores: Tensor, by_image: bool, i: int, j: int, others: list[int]) -> list:
@@ -70,10 +70,10 @@ def test_scores_and_gaps_equal_a_naive_loop_with_repeated_images(ids, seed) -> N
             hardest.append(max(negative_scores(scores, by_image, i, j, others)))
             own.append(float(scores[i, j]))
             gaps.append(own[-1] - hardest[-1])
-    found = score_diagnostics(both_directions(scores, positives))
-    assert all(value.isfinite() for value in found.values())
+    result = score_diagnostics(both_directions(scores, positives))
+    assert all(value.isfinite() for value in result.values())
     if not gaps:
-        assert found.keys() == {"positive"}
+        assert result.keys() == {"positive"}
         return
     expected = {
         "positive": np.mean(own),
@@ -82,20 +82,20 @@ def test_scores_and_gaps_equal_a_naive_loop_with_repeated_images(ids, seed) -> N
         "gap/abs": np.mean(np.abs(gaps)),
         **{f"gap/{key}": np.quantile(np.abs(gaps), q) for key, q in QUANTILES.items()},
     }
-    assert found.keys() == expected.keys()
+    assert result.keys() == expected.keys()
     for key, value in expected.items():
-        assert float(found[key]) == pytest.approx(value, abs=1e-9), key
+        assert float(result[key]) == pytest.approx(value, abs=1e-9), key
 
 
 def test_an_anchor_without_a_negative_does_not_count_towards_the_means() -> None:
     scores = torch.tensor([[0.9, 0.1], [0.4, 0.5]])
     protected = torch.tensor([[False, True], [False, False]])
     directions = both_directions(scores, torch.eye(2).bool(), Context(protected=protected))
-    found = score_diagnostics(directions)
+    result = score_diagnostics(directions)
     # image 0 and text 1 have lost their only negative; image 1 and text 0 are left
-    assert float(found["positive"]) == pytest.approx((0.5 + 0.9) / 2)
-    assert float(found["hardest_negative"]) == pytest.approx(0.4)
-    assert float(found["gap/abs"]) == pytest.approx((0.1 + 0.5) / 2)
+    assert float(result["positive"]) == pytest.approx((0.5 + 0.9) / 2)
+    assert float(result["hardest_negative"]) == pytest.approx(0.4)
+    assert float(result["gap/abs"]) == pytest.approx((0.1 + 0.5) / 2)
 
 
 def test_a_batch_without_pairs_has_nothing_to_report() -> None:
@@ -125,14 +125,14 @@ def test_margins_are_counted_over_every_true_negative(ids, seed, bins) -> None:
         for other in negative_scores(scores, by_image, i, j, others)
     ]
     expected, _ = np.histogram(np.clip(margins, -1, 1), bins=bins, range=(-1, 1))
-    found = margin_histogram(both_directions(scores, positives), bins=bins)
-    assert found.tolist() == expected.tolist()
+    result = margin_histogram(both_directions(scores, positives), bins=bins)
+    assert result.tolist() == expected.tolist()
 
 
 def test_margins_beyond_the_range_are_in_the_end_bins() -> None:
     scores = torch.tensor([[9.0, 0.0], [0.25, -9.0]])
-    found = margin_histogram(both_directions(scores, torch.eye(2).bool()), bins=4)
-    assert found.tolist() == [2, 0, 0, 2]
+    result = margin_histogram(both_directions(scores, torch.eye(2).bool()), bins=4)
+    assert result.tolist() == [2, 0, 0, 2]
 
 
 def naive_gradients(images: Tensor, texts: Tensor, positives: Tensor) -> dict[str, float]:
@@ -159,26 +159,26 @@ def naive_gradients(images: Tensor, texts: Tensor, positives: Tensor) -> dict[st
 @batches
 def test_tangential_parts_are_the_gradients_autograd_finds(ids, seed) -> None:
     images, texts = unit(len(ids), 5, seed=seed), unit(len(ids), 5, seed=seed + 1)
-    found = tangential_gradients(images, texts, same(ids), margin=MARGIN)
+    result = tangential_gradients(images, texts, same(ids), margin=MARGIN)
     expected = naive_gradients(images, texts, same(ids))
-    assert {key for key in found if key.startswith("tangent/")} == expected.keys()
+    assert {key for key in result if key.startswith("tangent/")} == expected.keys()
     for key, value in expected.items():
-        assert float(found[key]) == pytest.approx(value, abs=1e-9), key
+        assert float(result[key]) == pytest.approx(value, abs=1e-9), key
 
 
 def test_tangential_parts_hold_for_images_with_several_texts() -> None:
     images, texts = unit(2, 6, seed=3), unit(5, 6, seed=4)
     positives = torch.tensor([0, 1])[:, None] == torch.tensor([1, 0, 0, 1, 1])[None, :]
-    found = tangential_gradients(images, texts, positives)
+    result = tangential_gradients(images, texts, positives)
     for key, value in naive_gradients(images, texts, positives).items():
-        assert float(found[key]) == pytest.approx(value, abs=1e-9), key
+        assert float(result[key]) == pytest.approx(value, abs=1e-9), key
 
 
 def test_one_triplet_gives_the_sines_and_eq_8_the_cosines() -> None:
     v, t, other = unit(3, 7, seed=5)
     # one image, its text and a foreign text: only image → text has a negative
     positives = torch.tensor([[True, False]])
-    found = tangential_gradients(v[None], torch.stack([t, other]), positives, margin=2.0)
+    result = tangential_gradients(v[None], torch.stack([t, other]), positives, margin=2.0)
     s_p, s_n, apart = float(v @ t), float(v @ other), float((other - t).norm())
     expected = {
         "tangent/anchor": math.sqrt(apart**2 - (s_n - s_p) ** 2),
@@ -188,18 +188,18 @@ def test_one_triplet_gives_the_sines_and_eq_8_the_cosines() -> None:
         "eq8/positive": abs(s_p),
         "eq8/negative": abs(s_n),
     }
-    assert found.keys() == expected.keys()
+    assert result.keys() == expected.keys()
     for key, value in expected.items():
-        assert float(found[key]) == pytest.approx(value, abs=1e-9), key
+        assert float(result[key]) == pytest.approx(value, abs=1e-9), key
 
 
 def test_equal_similarities_alone_do_not_make_the_gradient_vanish() -> None:
     v = torch.tensor([[0.0, 0.0, 1.0]])
     texts = torch.tensor([[1.0, 0.0, 0.0], [0.0, 1.0, 0.0]])
-    found = tangential_gradients(v, texts, torch.tensor([[True, False]]))
-    assert float(found["eq8/anchor"]) == 0.0
-    assert float(found["tangent/anchor"]) == pytest.approx(math.sqrt(2))
-    assert float(found["tangent/positive"]) == pytest.approx(1.0)
+    result = tangential_gradients(v, texts, torch.tensor([[True, False]]))
+    assert float(result["eq8/anchor"]) == 0.0
+    assert float(result["tangent/anchor"]) == pytest.approx(math.sqrt(2))
+    assert float(result["tangent/positive"]) == pytest.approx(1.0)
 
 
 def test_the_gradient_vanishes_as_the_embeddings_of_each_modality_become_one() -> None:
@@ -209,9 +209,9 @@ def test_the_gradient_vanishes_as_the_embeddings_of_each_modality_become_one() -
     for spread in (1e-1, 1e-3, 1e-5):
         images = F.normalize(here + spread * noise[0], dim=1)
         texts = F.normalize(there + spread * noise[1], dim=1)
-        found = tangential_gradients(images, texts, torch.eye(8).bool())
-        anchor.append(float(found["tangent/anchor"]))
-        positive.append(float(found["tangent/positive"]))
+        result = tangential_gradients(images, texts, torch.eye(8).bool())
+        anchor.append(float(result["tangent/anchor"]))
+        positive.append(float(result["tangent/positive"]))
     for before, after in pairwise(anchor):
         assert after == pytest.approx(before / 100, rel=0.2)
     # at two different points, t and t̂ still have a gradient each: opposite, in a shared encoder
@@ -228,17 +228,17 @@ def test_protected_pairs_are_nobodys_hardest_negative() -> None:
     images, texts = unit(3, 4, seed=8), unit(3, 4, seed=9)
     protected = torch.zeros(3, 3, dtype=torch.bool)
     protected[0, 1] = protected[2, 0] = True
-    found = tangential_gradients(images, texts, torch.eye(3).bool(), Context(protected=protected))
+    result = tangential_gradients(images, texts, torch.eye(3).bool(), Context(protected=protected))
     positives = torch.eye(3).bool()
     expected = naive_gradients(images, texts, positives | protected)
     for key, value in expected.items():
-        assert float(found[key]) == pytest.approx(value, abs=1e-9), key
+        assert float(result[key]) == pytest.approx(value, abs=1e-9), key
 
 
 def test_half_precision_embeddings_off_unit_length_keep_small_gradients_small() -> None:
     one = unit(1, 64, seed=10).expand(6, 64)
-    found = tangential_gradients(one.bfloat16(), one.bfloat16(), torch.eye(6).bool())
-    assert float(found["tangent/positive"]) < 1e-5
+    result = tangential_gradients(one.bfloat16(), one.bfloat16(), torch.eye(6).bool())
+    assert float(result["tangent/positive"]) < 1e-5
     assert score_diagnostics(both_directions((one @ one.T).bfloat16(), torch.eye(6).bool()))
 
 

@@ -22,12 +22,12 @@ from tests.conftest import make_split
 
 def brute_force(scores: np.ndarray, own: np.ndarray, count: int) -> list[list[int]]:
     """Best wrong columns of each row by sorting all of them."""
-    found = []
+    result = []
     for row, mine_ in zip(scores, own, strict=True):
         order = np.argsort(-row, kind="stable")
         best = [int(column) for column in order if not mine_[column]][:count]
-        found.append(best + [NO_CANDIDATE] * (count - len(best)))
-    return found
+        result.append(best + [NO_CANDIDATE] * (count - len(best)))
+    return result
 
 
 def stream(scores: torch.Tensor, image_of: torch.Tensor, count: int, side: int):
@@ -137,8 +137,8 @@ def test_another_run_reads_the_captions_by_its_own_vocabulary(tmp_path) -> None:
     save_pretrained(first, tmp_path / "first")
     run = preparation(split)
     assert len(run.text) != len(first.text)
-    found = run.nearest(str(tmp_path / "first"), 4)
-    assert all(np.array_equal(a, b) for a, b in zip(found, mine(first, split, 4), strict=True))
+    result = run.nearest(str(tmp_path / "first"), 4)
+    assert all(np.array_equal(a, b) for a, b in zip(result, mine(first, split, 4), strict=True))
 
 
 def test_a_run_on_other_fragments_is_refused(tmp_path) -> None:

@@ -52,7 +52,7 @@ def assert_same(one, other, tolerance: float) -> None:
     assert float((one[0] - other[0]).abs()) <= tolerance * max(1.0, float(one[0].abs()))
     assert one[1].keys() == other[1].keys()
     whole, cut = (
-        torch.cat([grad.flatten() for grad in found[1].values()]) for found in (one, other)
+        torch.cat([grad.flatten() for grad in result[1].values()]) for result in (one, other)
     )
     error = float((whole - cut).norm() / whole.norm())
     assert error <= tolerance, f"gradient differs by {error:.2e}"
@@ -120,7 +120,7 @@ def test_any_size_of_chunk_gives_the_same_gradients(pairs, chunk, ensemble_size,
 def test_dropout_is_repeated_exactly(name, concepts) -> None:
     model = make(name, concepts, None, text={"dropout": 0.4}).double()
     batch = wide(batch_of(model, concepts, PAIRS))
-    found = gradients(model, batch, chunk=3)
+    result = gradients(model, batch, chunk=3)
     model.zero_grad()
     torch.manual_seed(5)  # chunk by chunk as well, but remembering everything
     images = Encoded.cat([model.encode_images(part) for part in chunks(batch.images, 3)])
@@ -131,7 +131,7 @@ def test_dropout_is_repeated_exactly(name, concepts) -> None:
     )
     loss.backward()
     grads = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
-    assert_same((loss.detach(), grads), found, 1e-10)
+    assert_same((loss.detach(), grads), result, 1e-10)
 
 
 def test_random_numbers_after_a_step_do_not_depend_on_the_backward_pass(concepts) -> None:

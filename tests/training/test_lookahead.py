@@ -129,9 +129,9 @@ def test_a_trial_scores_as_the_coming_step_will(concepts, name) -> None:
 
 def test_the_gradient_is_that_of_backward_and_zero_where_a_weight_has_no_part(concepts) -> None:
     trial = make_trial(concepts)
-    found = trial.gradient(trial.scores()[0].square().sum())
+    result = trial.gradient(trial.scores()[0].square().sum())
     trial.scores()[0].square().sum().backward()
-    for weight, grad in zip(trial.weights, found, strict=True):
+    for weight, grad in zip(trial.weights, result, strict=True):
         assert torch.equal(weight.grad if weight.grad is not None else grad * 0, grad)
     alone = trial.gradient(trial.model.image_encoder.fc.bias.sum())
     assert sum(float(part.abs().sum()) for part in alone) == 16

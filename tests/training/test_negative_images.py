@@ -43,8 +43,8 @@ def test_the_nearest_image_is_the_one_that_plain_loops_find(split) -> None:
     model = small_model(split, "vse-fc")
     texts = ["a dog near a kite", "boats", "a dog"]
     owners = np.array([3, 0, 11])
-    found = nearest_images(model, split, texts, owners)
-    for text, own, image in zip(texts, owners, found, strict=True):
+    result = nearest_images(model, split, texts, owners)
+    for text, own, image in zip(texts, owners, result, strict=True):
         assert image != own
         scores = {i: score(model, split, i, text) for i in range(12) if i != own}
         assert scores[int(image)] == pytest.approx(max(scores.values()), abs=1e-5)
@@ -136,8 +136,8 @@ def test_a_run_with_retrieved_images_resumes_to_the_same_bytes(concepts, tmp_pat
     few = some_of(concepts)
     settings = run_config("vse-fc", {"triplet-clip": {"count": 2}})
     trainer(few, tmp_path / "whole", settings).run()
-    asked = iter(range(1000))
-    cut = trainer(few, tmp_path / "cut", settings, should_stop=lambda: next(asked) >= 1)
+    command = iter(range(1000))
+    cut = trainer(few, tmp_path / "cut", settings, should_stop=lambda: next(command) >= 1)
     assert cut.run().interrupted
     trainer(few, tmp_path / "cut", settings).run(resume=True)
     assert metrics(tmp_path / "cut") == metrics(tmp_path / "whole")

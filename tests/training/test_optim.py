@@ -42,9 +42,9 @@ def settings_of(optimizer, module) -> dict[str, tuple[float, float]]:
 def test_biases_and_norms_decay_unless_told_not_to(name, no_decay) -> None:
     parts = Parts()
     config = OptimizerConfig(name=name, lr=1.0, weight_decay=0.5, no_decay=no_decay)
-    found = settings_of(create_optimizer(parts, config), parts)
-    assert found.keys() == dict(parts.named_parameters()).keys()
-    for key, (rate, decay) in found.items():
+    result = settings_of(create_optimizer(parts, config), parts)
+    assert result.keys() == dict(parts.named_parameters()).keys()
+    for key, (rate, decay) in result.items():
         assert rate == (0.1 if key.startswith("language_model") else 1.0)
         spared = "bias" in key or "norm" in key or key == "language_model.1.weight"
         kept = key == "temperature" or (spared and no_decay is not None)

@@ -17,10 +17,10 @@ def updates(fused: bool | None, precision: str) -> OptimizerStep:
     """With the kernel that a device would choose, whatever the device."""
     torch.manual_seed(0)
     config = TrainConfig(precision=precision)
-    found = OptimizerStep(nn.Linear(3, 2), config, 5, torch.device("cpu"))
-    found.optimizer = torch.optim.AdamW(found.module.parameters(), lr=0.1, fused=fused)
-    found.schedule = create_schedule(found.optimizer, config.schedule, 5, config.epochs)
-    return found
+    result = OptimizerStep(nn.Linear(3, 2), config, 5, torch.device("cpu"))
+    result.optimizer = torch.optim.AdamW(result.module.parameters(), lr=0.1, fused=fused)
+    result.schedule = create_schedule(result.optimizer, config.schedule, 5, config.epochs)
+    return result
 
 
 def advance(found: OptimizerStep) -> None:
@@ -48,30 +48,30 @@ def test_a_run_goes_on_with_the_kernels_of_the_machine_it_is_on(there, here, pre
 
 @pytest.mark.parametrize("clip", [0.0, 0.5, 1e6])
 def test_a_gradient_longer_than_the_limit_is_cut_to_it(clip) -> None:
-    found = updates(None, "float32")
-    found.clip = clip
-    found.optimizer = torch.optim.SGD(found.module.parameters(), lr=1.0)
-    found.schedule = create_schedule(found.optimizer, TrainConfig().schedule, 5, 1)
-    expected = copy.deepcopy(found.module)
+    result = updates(None, "float32")
+    result.clip = clip
+    result.optimizer = torch.optim.SGD(result.module.parameters(), lr=1.0)
+    result.schedule = create_schedule(result.optimizer, TrainConfig().schedule, 5, 1)
+    expected = copy.deepcopy(result.module)
     expected(torch.ones(4, 3)).square().sum().backward()
     norm = nn.utils.clip_grad_norm_(expected.parameters(), clip or float("inf"))
     assert 0.5 < float(norm) < 1e6
-    found.backward(found.module(torch.ones(4, 3)).square().sum())
-    assert float(found.gradient_norm()) == pytest.approx(float(norm))
-    found.step(float(norm), 0)
-    rate = found.schedule.base_lrs[0] * found.schedule.lr_lambdas[0](0)
-    for mine, theirs in zip(found.module.parameters(), expected.parameters(), strict=True):
+    result.backward(result.module(torch.ones(4, 3)).square().sum())
+    assert float(result.gradient_norm()) == pytest.approx(float(norm))
+    result.step(float(norm), 0)
+    rate = result.schedule.base_lrs[0] * result.schedule.lr_lambdas[0](0)
+    for mine, theirs in zip(result.module.parameters(), expected.parameters(), strict=True):
         torch.testing.assert_close(mine, theirs - rate * theirs.grad)
 
 
 @pytest.mark.parametrize("norm", [float("nan"), float("inf")])
 def test_a_gradient_without_end_is_refused_before_the_update(norm) -> None:
-    found = updates(None, "float32")
-    before = copy.deepcopy(found.module.state_dict())
-    found.backward(found.module(torch.ones(4, 3)).square().sum())
+    result = updates(None, "float32")
+    before = copy.deepcopy(result.module.state_dict())
+    result.backward(result.module(torch.ones(4, 3)).square().sum())
     with pytest.raises(TrainingError, match="not a finite number"):
-        found.step(norm, 0)
-    for key, value in found.module.state_dict().items():
+        result.step(norm, 0)
+    for key, value in result.module.state_dict().items():
         assert torch.equal(value, before[key])
 
 
@@ -84,11 +84,11 @@ def test_a_gradient_without_end_is_refused_before_the_update(norm) -> None:
     ],
 )
 def test_what_is_refused_is_named(value, said) -> None:
-    found = updates(None, "float32")
-    found.backward(found.module(torch.ones(4, 3)).square().sum())
-    found.module.bias.grad.fill_(value)
+    result = updates(None, "float32")
+    result.backward(result.module(torch.ones(4, 3)).square().sum())
+    result.module.bias.grad.fill_(value)
     with pytest.raises(TrainingError, match=said):
-        found.step(float(found.gradient_norm()), 0)
+        result.step(float(result.gradient_norm()), 0)
 
 
 def test_numbers_are_read_at_once_and_none_loses_digits() -> None:

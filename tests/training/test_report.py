@@ -121,9 +121,9 @@ def evaluated(concepts):
     )
     torch.manual_seed(0)
     model = create_model(config.model, concepts.train, config.data)
-    found = score_split(model, concepts["dev"], 32)
-    report = report_scores([found], "dev", folds=1, bootstrap=0)
-    return config, report, concepts["dev"], example_searches(found, seed=0)
+    result = score_split(model, concepts["dev"], 32)
+    report = report_scores([result], "dev", folds=1, bootstrap=0)
+    return config, report, concepts["dev"], example_searches(result, seed=0)
 
 
 def page_of(folder, records, evaluated) -> str:

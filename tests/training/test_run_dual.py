@@ -106,15 +106,15 @@ def test_a_dual_encoder_learns_from_photos(kind, objective, place, tmp_path) -> 
 
 
 def test_workers_and_augmentation_read_the_same_batches(place, tmp_path) -> None:
-    found = []
+    results = []
     for workers in (0, 1):
         data = {"random_crop": 0.4, "flip": True, "workers": workers}
         config = config_of(place, data=data, train={"epochs": 1})
         train(config, tmp_path / f"run{workers}", place)
-        found.append(losses(tmp_path / f"run{workers}"))
-    assert found[0] == found[1]
+        results.append(losses(tmp_path / f"run{workers}"))
+    assert results[0] == results[1]
     train(config_of(place, train={"epochs": 1}), tmp_path / "plain", place)
-    assert losses(tmp_path / "plain") != found[0]
+    assert losses(tmp_path / "plain") != results[0]
 
 
 def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(place, tmp_path) -> None:
@@ -169,16 +169,16 @@ def test_photos_are_indexed_and_searched_directly(trained, place, tmp_path) -> N
     command("index", trained, place / "captions.jsonl", "--out", index, "--cache", place / "cache")
     model = from_pretrained(trained / "best")
     photo = place / "photos" / "test-3.png"
-    found = json.loads(command("search", index, "--image", photo, "-k", 4, "--json"))
+    results = json.loads(command("search", index, "--image", photo, "-k", 4, "--json"))
     see = extractors.create(model.fragments_from, {})
     patches = see.extract(open_image(FileImage(photo)))
-    captions = [hit["text"] for hit in found["hits"]]
+    captions = [hit["text"] for hit in results["hits"]]
     expected = model.score([patches], captions)[0].tolist()
-    assert [hit["score"] for hit in found["hits"]] == pytest.approx(expected, abs=1e-4)
-    found = json.loads(
+    assert [hit["score"] for hit in results["hits"]] == pytest.approx(expected, abs=1e-4)
+    results = json.loads(
         command("search", index, "a dog and a cat", "-k", 2, "--explain", 1, "--json")
     )
-    assert len(found["hits"][0]["match"]["boxes"]) == 4
+    assert len(results["hits"][0]["match"]["boxes"]) == 4
 
 
 def test_paths_of_pretrained_weights_hold_from_anywhere(place, monkeypatch) -> None:

@@ -156,12 +156,12 @@ def test_a_guide_says_nothing_of_identical_captions(alike, tmp_path, monkeypatch
 def test_candidates_of_a_cross_encoder_hold_no_identical_caption(
     kind, alike, tmp_path, monkeypatch
 ) -> None:
-    asked = []
+    command = []
     find = hard_candidates.local_negatives
 
     def noted(live, context):
         negative = find(live, context)
-        asked.append((live.batch.image_ids, live.batch.caption_ids, negative))
+        command.append((live.batch.image_ids, live.batch.caption_ids, negative))
         return negative
 
     module = hard_candidates if kind == "hard-candidates" else alignment
@@ -169,8 +169,8 @@ def test_candidates_of_a_cross_encoder_hold_no_identical_caption(
     model = {"name": "uniter-small", "text": {}, "matcher": {"layers": 1, "heads": 2}}
     trainer(alike, tmp_path, {kind: {"kept": 3}}, model=model, epochs=1).run()
     own = [{spoken(text) for text in texts} for texts in alike.train.captions]
-    assert asked
-    for image_ids, caption_ids, negative in asked:
+    assert command
+    for image_ids, caption_ids, negative in command:
         for row, image in enumerate(image_ids.tolist()):
             for column, caption in enumerate(caption_ids.tolist()):
                 twin = spoken(alike.train.texts[caption]) in own[image]

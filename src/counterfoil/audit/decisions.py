@@ -80,7 +80,8 @@ class Decision(Report):
     """What a reviewer decided about a caption.
 
     ``undo`` takes back the reviewer's last decision on it that was made here. ``merged``: it was
-    made without knowledge of the other decisions in this log.
+    made without knowledge of the other decisions in this log. A merged ``undo`` has the time of the
+    decision that it takes back.
     """
 
     split: str
@@ -188,6 +189,7 @@ class DecisionLog:
         self.damaged = 0
         """Lines that are no decisions, such as one cut off by a kill."""
         self.identities: set[tuple[object, ...]] = set()
+        self._withdrawn: list[Decision] = []
         self.version = 0
         self._history: dict[CaptionKey, list[Decision]] = defaultdict(list)
         self._standings: dict[CaptionKey, Standing] = {}
@@ -202,6 +204,18 @@ class DecisionLog:
                 if history and key not in self._standings:
                     self._standings[key] = Standing.of(history)
             return {key: self._standings[key] for key, history in self._history.items() if history}
+
+    def active(self) -> dict[tuple[object, ...], CaptionKey]:
+        """The captions of all decisions that were not taken back, by the decisions' identities."""
+        with self._lock:
+            histories = self._history.items()
+            return {one.identity: key for key, history in histories for one in history}
+
+    def withdrawn(self) -> list[Decision]:
+        """The decisions that were taken back."""
+        active = self.active()
+        with self._lock:
+            return [one for one in self._withdrawn if one.identity not in active]
 
     def can_undo(self, key: CaptionKey, reviewer: str) -> bool:
         with self._lock:
@@ -223,6 +237,7 @@ class DecisionLog:
         self._history.clear()
         self._standings.clear()
         self.identities.clear()
+        self._withdrawn.clear()
         self._offset, self._tail_bytes, self.damaged = 0, 0, 0
 
     def _read(self) -> None:
@@ -257,9 +272,19 @@ class DecisionLog:
         self._standings.pop(decision.key, None)
         if decision.action != "undo":
             history.append(decision)
-        elif (index := _last_own(history, decision.reviewer)) is not None:
-            del history[index]
+        else:
+            self._undo(history, decision)
         return True
+
+    def _undo(self, history: list[Decision], undo: Decision) -> None:
+        if undo.merged:
+            by, time = undo.reviewer, undo.time
+            indices = [n for n, one in enumerate(history) if (one.reviewer, one.time) == (by, time)]
+        else:
+            last = _last_own(history, undo.reviewer)
+            indices = [] if last is None else [last]
+        for index in reversed(indices):
+            self._withdrawn.append(history.pop(index))
 
     def append(self, *decisions: Decision) -> None:
         """Add decisions in one write, and sync it to disk."""

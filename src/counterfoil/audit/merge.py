@@ -76,7 +76,8 @@ class Merged(Report):
     """What merging one log added.
 
     ``added`` decisions are new here, ``present`` ones were merged before. ``unknown`` ones are
-    about captions that are not among the findings; they are stored, too. ``conflicts`` are on
+    about captions that are not among the findings; they are stored, too. ``withdrawn`` ones were
+    merged before, and their reviewer has taken them back since. ``conflicts`` are on
     captions that the merged log decides, also if they were merged before. ``remaining`` counts
     all conflicts that are still open, also with other reviewers.
     """
@@ -85,6 +86,7 @@ class Merged(Report):
     added: int
     present: int
     unknown: int
+    withdrawn: int
     damaged: int
     agreement: Agreement
     conflicts: tuple[Conflict, ...]
@@ -96,10 +98,14 @@ def merge_log(
 ) -> Merged:
     """Add the decisions of another log; conflicts stay open unless ``prefer`` chooses.
 
+    Decisions that were merged before and are taken back there are taken back here.
     The agreement compares decisions of different reviewers that were made independently, before
     one log was merged into the other, so merging again gives the same numbers.
     """
     theirs = _open_other(other)
+    undone = _undone(log, theirs)
+    if undone:
+        log.append(*undone)
     mine, yours = Review.of(log, findings), Review.of(theirs, findings)
     stored = log.standings()
     pairs: list[tuple[Decision, Decision]] = []
@@ -127,11 +133,23 @@ def merge_log(
         added=len(new),
         present=sum(map(len, votes.values())) - len(new),
         unknown=len(yours.unknown),
+        withdrawn=len(undone),
         damaged=theirs.damaged,
         agreement=Agreement.of(pairs),
         conflicts=tuple(conflicts),
         remaining=sum(bool(one.rivals) for one in log.standings().values()),
     )
+
+
+def _undone(log: DecisionLog, theirs: DecisionLog) -> list[Decision]:
+    """Takes back the decisions of a log that were taken back in another one."""
+    active = log.active()
+    withdrawn = {one.identity: one for one in theirs.withdrawn() if one.identity in active}
+    changes = {"action": "undo", "correction": None, "merged": True}
+    return [
+        one.model_copy(update={**active[identity]._asdict(), **changes})
+        for identity, one in withdrawn.items()
+    ]
 
 
 def _comparable(mine: Standing, theirs: Standing) -> list[tuple[Decision, Decision]]:

@@ -144,6 +144,8 @@ def _show_exported(exported: Exported) -> None:
 def _show_merged(merged: Merged) -> None:
     agreement = merged.agreement
     print_line(f"{merged.source}: {merged.added} decisions added, {merged.present} already here")
+    if merged.withdrawn:
+        print_line(f"  taken back by their reviewers since: {merged.withdrawn}, removed here too")
     if merged.unknown:
         print_line(f"  {merged.unknown} on captions that are not listed here; stored all the same")
     if merged.damaged:

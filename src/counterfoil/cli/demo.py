@@ -7,6 +7,7 @@ import os
 import shlex
 import signal
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -101,6 +102,7 @@ def demo(
       counterfoil demo my-photos/
       counterfoil demo --no-serve --json
     """
+    started = time.monotonic()
     bars = progress(quiet=as_json)
     page_port = port if serve and not as_json and _can_serve() else None
     try:
@@ -117,7 +119,7 @@ def demo(
             if page_port is not None:
                 own.discard_other_audit()
                 import counterfoil.app.application  # noqa: F401 - one import less to wait for later
-        _run(own, page_port, as_json)
+        _run(own, page_port, as_json, started)
     except KeyboardInterrupt:
         bars.say("interrupted; repeat the command to continue")
         raise typer.Exit(ENDED_BY[signal.SIGINT]) from None
@@ -198,11 +200,14 @@ def _new_demo(
     )
 
 
-def _run(demo: Demo, port: int | None, as_json: bool) -> None:
-    """The stages of a demo: in this process or, with a page, the slow ones beside it."""
+def _run(demo: Demo, port: int | None, as_json: bool, started: float) -> None:
+    """The stages of a demo: in this process or, with a page, the slow ones beside it.
+
+    ``started`` is when the command was called, by `time.monotonic`.
+    """
     tested = demo.test()
     if not as_json:
-        _show_test(tested, demo)
+        _show_test(tested, demo, time.monotonic() - started)
     if port is not None:
         demo.index(tested)
         _serve(demo, port)
@@ -296,7 +301,7 @@ def _show_message(message: Message, demo: Demo, awaited: AwaitedAudit) -> None:
         _show_trained(message, demo)
 
 
-def _show_test(result: ScenesResult, demo: Demo) -> None:
+def _show_test(result: ScenesResult, demo: Demo, seconds: float) -> None:
     print_line(
         f"{demo.matcher}, a pretrained model, on test scenes that it was not trained on "
         "(the test split of the data set “scenes”, seed 0):"
@@ -304,6 +309,8 @@ def _show_test(result: ScenesResult, demo: Demo) -> None:
     print_table(result.retrieval.rows(), title=result.retrieval.headline())
     _print_searches("Images found with a sentence", result.by_text)
     _print_searches("Captions found with an image", result.by_image)
+    print_line("")
+    print_line(f"First results ready after {seconds:.0f} s.")
     print_line("")
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -13,7 +12,7 @@ import typer
 import counterfoil.cli.options as opt
 from counterfoil.cli.evaluate_foils import show_forgetting
 from counterfoil.cli.inputs import DataChoice, check_inputs
-from counterfoil.cli.output import print_json, print_line, print_table, say_fallback
+from counterfoil.cli.output import print_json, print_line, print_table, say_fallback, to_json
 from counterfoil.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -207,7 +206,9 @@ def evaluate(
         return selected
 
     if forgetting:
-        show_forgetting(runs, start, read, classes, bootstrap, device, out, markdown, as_json)
+        show_forgetting(
+            runs, start, read, classes, bootstrap, device, cache, out, markdown, as_json
+        )
     elif separately:
         show_comparison(_compare(runs, read, settings), out, markdown, as_json)
     else:
@@ -393,9 +394,9 @@ class Evaluation:
 
 def show(result: Evaluation, out: Path | None, markdown: bool, as_json: bool) -> None:
     report, words = result.retrieval, result.words
-    tree = json.loads(report.to_json())
+    tree = report.as_dict()
     if words is not None:
-        tree["words"] = json.loads(words.to_json())
+        tree["words"] = words.as_dict()
     page = report.to_markdown() + (f"\n{words.to_markdown()}" if words is not None else "")
     if result.lists is not None:
         tree["shortlist"] = result.lists.as_dict()
@@ -427,7 +428,7 @@ def show(result: Evaluation, out: Path | None, markdown: bool, as_json: bool) ->
 def show_comparison(
     comparison: Comparison, out: Path | None, markdown: bool, as_json: bool
 ) -> None:
-    tree = json.loads(comparison.to_json())
+    tree = comparison.as_dict()
     _write(out, tree, comparison.to_markdown())
     if as_json:
         print_json(tree)
@@ -444,4 +445,4 @@ def _write(out: Path | None, tree: dict[str, Any], page: str) -> None:
     from counterfoil.core.storage.atomic import write_atomically
 
     as_markdown = out.suffix.lower() == ".md"
-    write_atomically(out, page if as_markdown else json.dumps(tree, ensure_ascii=False, indent=2))
+    write_atomically(out, page if as_markdown else to_json(tree))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -10,8 +9,8 @@ import typer
 
 import counterfoil.cli.options as opt
 from counterfoil.cli.inputs import DataChoice, check_inputs
-from counterfoil.cli.output import print_json, print_line, print_table, progress
-from counterfoil.core.errors import CheckpointError, ConfigError
+from counterfoil.cli.output import print_json, print_line, print_table, progress, to_json
+from counterfoil.core.errors import ConfigError
 from counterfoil.core.zoo import is_pretrained, resolve
 
 if TYPE_CHECKING:
@@ -123,7 +122,7 @@ def _fluency(lm: str | None, model: Model, bars: Progress) -> Fluency | None:
 
 def _show(reports: list[FoilReport], markdown: bool, as_json: bool) -> None:
     if as_json:
-        print_json([json.loads(report.to_json()) for report in reports])
+        print_json([report.as_dict() for report in reports])
         return
     for report in reports:
         if markdown:
@@ -143,6 +142,7 @@ def show_forgetting(
     classes: Path | None,
     bootstrap: int,
     device: str,
+    cache: Path,
     out: Path | None,
     markdown: bool,
     as_json: bool,
@@ -156,24 +156,25 @@ def show_forgetting(
     if len(runs) != 1:
         raise ConfigError(f"--forgetting compares one run with its start, got {len(runs)} runs")
     (run,) = runs
-    begin = start or _start_of(run)
+    bars = progress(quiet=as_json or markdown)
+    begin, name = (start, start.resolve().name) if start else _start_of(run, cache, bars)
     split = read(run)
     models = load_model(begin, device), load_model(run, device)
     report = compare_with_start(
         *models,
         split,
-        names=(begin.resolve().name, run.resolve().name),
+        names=(name, run.resolve().name),
         classes=classes,
         bootstrap=bootstrap,
-        progress=progress(quiet=as_json or markdown),
+        progress=bars,
     )
     if out is not None and out.suffix.lower() == ".png":
         save_figure(report.chart(), out)
     elif out is not None:
-        page = report.to_markdown() if out.suffix.lower() == ".md" else report.to_json()
+        page = report.to_markdown() if out.suffix.lower() == ".md" else to_json(report.as_dict())
         write_atomically(out, page)
     if as_json:
-        print_json(json.loads(report.to_json()))
+        print_json(report.as_dict())
     elif markdown:
         typer.echo(report.to_markdown())
     else:
@@ -182,9 +183,8 @@ def show_forgetting(
         print_line(report.footnote())
 
 
-def _start_of(run: Path) -> Path:
-    """The model that a run started from."""
-    from counterfoil.core.zoo import resolve
+def _start_of(run: Path, cache: Path, bars: Progress) -> tuple[Path, str]:
+    """Folder and name of the model that a run started from; downloaded into ``cache`` if needed."""
     from counterfoil.training.run_folder import run_config
 
     config = run_config(run)
@@ -192,15 +192,11 @@ def _start_of(run: Path) -> Path:
         raise ConfigError(
             f"{run}: did not start from another model (model.init_from); name one with --start"
         )
-    begin = config.model.init_from
-    gone = ConfigError(f"{run}: started from {begin}, which is gone; name a copy with --start")
-    try:
-        start = resolve(begin)
-    except CheckpointError:
-        raise gone from None
+    source = config.model.init_from
+    start = resolve(source, cache=cache, progress=bars) if is_pretrained(source) else Path(source)
     if not start.is_dir():
-        raise gone
-    return start
+        raise ConfigError(f"{run}: started from {source}, which is gone; name a copy with --start")
+    return start, Path(source).name
 
 
 def evaluate_judgements(

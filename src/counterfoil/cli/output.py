@@ -30,13 +30,17 @@ def print_line(text: str, style: str | None = None, stderr: bool = False) -> Non
 
 
 def print_json(value: Any) -> None:
+    typer.echo(to_json(value))
+
+
+def to_json(value: Any) -> str:
     """One JSON value; in ASCII if it has half a surrogate pair, which UTF-8 cannot encode.
 
     A number that is not finite becomes null: JSON has no NaN.
     """
     value = _with_null(value)
     text = json.dumps(value, ensure_ascii=False, indent=2, default=str, allow_nan=False)
-    typer.echo(text if is_encodable(text) else json.dumps(value, indent=2, default=str))
+    return text if is_encodable(text) else json.dumps(value, indent=2, default=str)
 
 
 def _with_null(value: Any) -> Any:

@@ -1,22 +1,25 @@
 """Registries of named parts: encoders, poolings, matchers, objectives, data sources, models.
 
 The keyword-only arguments of a registered class are its options. They are checked against its
-signature, so a typo is an error that names the nearest option.
+signature, so a typo is an error that names the nearest option. Numbers are also checked if the
+class is built directly, without its registry.
 """
 
 from __future__ import annotations
 
 import ast
 import fnmatch
+import functools
 import inspect
 import json
+import numbers
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Generic, TypeVar, get_args, get_type_hints
 
-from counterfoil.core.errors import ConfigError, nearest
+from counterfoil.core.errors import ArgumentError, ConfigError, nearest
 
 T = TypeVar("T", bound=Callable[..., Any])
 
@@ -48,6 +51,8 @@ class Registry(Generic[T]):
         def add(entry: T) -> T:
             if name in self._entries:
                 raise ValueError(f"{self.kind} '{name}' is registered twice")
+            if inspect.isclass(entry):
+                _check_when_built(entry)
             self._entries[name] = entry
             return entry
 
@@ -134,6 +139,54 @@ class Registry(Generic[T]):
                 f"{where or self.kind}: '{name}' cannot be built with {short_repr(dict(options))}: "
                 f"{reason}"
             ) from error
+
+
+def _check_when_built(entry: Any) -> None:
+    """Let a class refuse values of its numeric options that are no numbers."""
+    build = entry.__init__
+    options = [
+        key
+        for key, parameter in inspect.signature(build).parameters.items()
+        if parameter.kind is inspect.Parameter.KEYWORD_ONLY
+    ]
+    if not options:
+        return
+
+    @functools.cache
+    def kinds() -> dict[str, set[Any]]:
+        """The types of each option that takes a number, and maybe None."""
+        hints = get_type_hints(build)
+        types = {key: {*get_args(hints[key])} or {hints[key]} for key in options}
+        return {key: one for key, one in types.items() if one <= {int, float, type(None)}}
+
+    @functools.wraps(build)
+    def checked(self: Any, *args: Any, **given: Any) -> None:
+        for key in kinds().keys() & given.keys():
+            _require_number(f"{type(self).__name__}({key}=…)", given[key], kinds()[key])
+        build(self, *args, **given)
+
+    entry.__init__ = checked
+
+
+def _require_number(where: str, value: Any, types: set[Any]) -> None:
+    kind = numbers.Real if float in types else numbers.Integral
+    is_number = not isinstance(value, bool) and isinstance(value, kind) and value == value
+    if not is_number and not (value is None and type(None) in types):
+        expected = "a number" if float in types else "a whole number"
+        expected += " or None" if type(None) in types else ""
+        raise ArgumentError(f"{where}: expected {expected}, got {short_repr(value)}")
+
+
+def options_repr(part: Any, *notes: str) -> str:
+    """``Name(option=value, …, note)`` of a registered part, with the options that it stores."""
+    parameters = inspect.signature(type(part)).parameters.values()
+    values = [
+        f"{one.name}={short_repr(getattr(part, one.name))}"
+        for one in parameters
+        if one.kind is inspect.Parameter.KEYWORD_ONLY
+        and isinstance(getattr(part, one.name, part), bool | int | float | str | None)
+    ]
+    return f"{type(part).__name__}({', '.join([*values, *notes])})"
 
 
 def declared(package: str, registry: str) -> dict[str, list[str] | None]:

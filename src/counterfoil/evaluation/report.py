@@ -165,6 +165,9 @@ class RetrievalReport(Recalls):
     extended: ExtendedReport | None = None
     identical_captions: IdenticalCaptions | None = None
 
+    def __repr__(self) -> str:
+        return f"RetrievalReport({self.headline()})"
+
     def headline(self) -> str:
         """Split, protocol, sizes and RSUM in one line."""
         how = "full" if self.protocol == "full" else f"mean of {self.folds} folds"

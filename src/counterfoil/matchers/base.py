@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from counterfoil.core.errors import ArgumentError, ConfigError
-from counterfoil.core.registry import Registry
+from counterfoil.core.registry import Registry, options_repr
 from counterfoil.encoders.encoded import Encoded, Needs
 from counterfoil.kernels.spec import ScoringJob
 
@@ -76,6 +76,11 @@ class Matcher(nn.Module):
                 "vectors, an integer of at least 1, or None for any width"
             )
         self.embed_size = embed_size
+
+    def __repr__(self) -> str:
+        """The options and the number of weights, without the layers."""
+        weights = sum(one.numel() for one in self.parameters())
+        return options_repr(self, *([f"{weights:,} weights"] if weights else []))
 
     def forward(
         self,

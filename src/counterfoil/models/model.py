@@ -99,6 +99,15 @@ class Model(nn.Module):
             self.text = with_parser(text, create_parser(self.matcher.parser))
         self.pretrained = pretrained_names(self)
 
+    def __repr__(self) -> str:
+        """One line; ``print(model.image_encoder)`` lists layers."""
+        weights = sum(one.numel() for one in self.parameters())
+        return (
+            f"Model({self.spec.name!r}, {weights:,} weights, embed_size={self.spec.embed_size}, "
+            f"{len(self.text):,} words, fragments of {self.input_dim} numbers"
+            f"{f' from {self.fragments_from!r}' if self.fragments_from else ''}, {self.device})"
+        )
+
     @property
     def reader(self) -> ImageReader:
         """Reads images with the extractor that the model was trained on; cached."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from counterfoil.core.errors import ArgumentError
-from counterfoil.core.registry import Registry
+from counterfoil.core.registry import Registry, options_repr
 from counterfoil.data.batches.collate import BatchExtras
 from counterfoil.data.batches.dataset import ExtraNegativeSource
 from counterfoil.encoders.encoded import Needs
@@ -81,6 +81,10 @@ class Objective(nn.Module):
     needs: Needs | None = None
     ensemble_size: int = 1
     held_out: float = 0.0
+
+    def __repr__(self) -> str:
+        """The options, without the layers that it may have."""
+        return options_repr(self)
 
     def compute(self, scores: Tensor, positives: Tensor, context: Context) -> LossReport:
         """The loss of a batch with a boolean matrix of positives; arguments are not checked."""

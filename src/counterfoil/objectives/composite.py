@@ -47,6 +47,14 @@ class Composite(Objective):
         self.held_out = max(term.held_out for term in terms.values())
         self.needs = _union([term.needs for term in terms.values()])
 
+    def __repr__(self) -> str:
+        """The terms with their weights, unless these are 1."""
+        terms = (
+            f"{term!r}" if self.weights[name] == 1.0 else f"{self.weights[name]:g} * {term!r}"
+            for name, term in self.terms.items()
+        )
+        return f"Composite({' + '.join(terms)})"
+
     def compute(self, scores: Tensor, positives: Tensor, context: Context) -> LossReport:
         parts: list[Tensor] = []
         diagnostics: dict[str, Tensor] = {}

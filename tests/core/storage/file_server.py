@@ -31,8 +31,8 @@ def serving(files: dict[str, bytes]) -> Iterator[Files]:
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            asked = self.headers.get("Range")
-            state.requests.append((self.path, asked))
+            command = self.headers.get("Range")
+            state.requests.append((self.path, command))
             if self.path in state.redirects:
                 self.send_response(302)
                 self.send_header("Location", state.redirects[self.path])
@@ -42,7 +42,9 @@ def serving(files: dict[str, bytes]) -> Iterator[Files]:
             if data is None:
                 self.send_error(404)
                 return
-            start = int(re.fullmatch(r"bytes=(\d+)-", asked)[1]) if asked and state.ranges else 0
+            start = (
+                int(re.fullmatch(r"bytes=(\d+)-", command)[1]) if command and state.ranges else 0
+            )
             if start and start >= len(data):
                 self.send_error(416)
                 return

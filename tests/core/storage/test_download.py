@@ -51,8 +51,8 @@ def test_an_interrupted_download_goes_on_where_it_broke_off(server, tmp_path) ->
 def test_a_connection_that_breaks_off_is_opened_again(server, tmp_path) -> None:
     server.cuts = [300_000, 0, 200_000]
     get(server, tmp_path)
-    asked = [header for _, header in server.requests]
-    assert asked == [None, "bytes=300000-", "bytes=300000-", "bytes=500000-"]
+    command = [header for _, header in server.requests]
+    assert command == [None, "bytes=300000-", "bytes=300000-", "bytes=500000-"]
     assert server.sent == len(DATA)
     assert (tmp_path / "a.bin").read_bytes() == DATA
 

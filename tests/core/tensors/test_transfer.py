@@ -62,26 +62,26 @@ def test_tensors_side_by_side_are_found_again(wanted, seed) -> None:
     sent = [torch.randint(0, 99, shape, generator=draws).to(dtype) for dtype, shape in wanted]
     packed, places = pack(sent)
     memory = torch.frombuffer(packed, dtype=torch.uint8) if packed else torch.empty(0).byte()
-    found = unpack(memory, places)
-    assert len(found) == len(sent)
-    for mine, theirs in zip(sent, found, strict=True):
+    result = unpack(memory, places)
+    assert len(result) == len(sent)
+    for mine, theirs in zip(sent, result, strict=True):
         assert theirs.dtype == mine.dtype
         assert theirs.is_contiguous()
         assert torch.equal(theirs, mine)
         assert theirs.storage_offset() * theirs.dtype.itemsize % ALIGNMENT_BYTES == 0
-    for number, theirs in enumerate(found):  # none lies over another
+    for number, theirs in enumerate(result):  # none lies over another
         theirs.fill_(1)
-        for mine, later in zip(sent[number + 1 :], found[number + 1 :], strict=True):
+        for mine, later in zip(sent[number + 1 :], result[number + 1 :], strict=True):
             assert torch.equal(later, mine)
 
 
 def test_a_parcel_comes_out_of_a_message_as_it_went_in() -> None:
     sent = parcel()
-    found = ForkingPickler.loads(bytes(ForkingPickler.dumps(sent)))
-    assert_same(found, sent)
-    assert found.large.is_shared()
-    assert not found.numbers.is_shared()
-    found.numbers[0] = 7  # its own memory, writable
+    result = ForkingPickler.loads(bytes(ForkingPickler.dumps(sent)))
+    assert_same(result, sent)
+    assert result.large.is_shared()
+    assert not result.numbers.is_shared()
+    result.numbers[0] = 7  # its own memory, writable
 
 
 def test_what_is_small_goes_to_a_device_as_one(monkeypatch) -> None:
@@ -93,23 +93,23 @@ def test_what_is_small_goes_to_a_device_as_one(monkeypatch) -> None:
         return plain(tensor, *args, **options)
 
     monkeypatch.setattr(Tensor, "to", counted)
-    found = sent.to("meta")
+    result = sent.to("meta")
     assert len(sizes) == 2
     assert max(sizes) == sent.large.nbytes
-    assert found.numbers.dtype == torch.int64
-    assert found.texts.ids.shape == sent.texts.ids.shape
-    assert found.more["half"].dtype == torch.float32
-    assert found.numbers.is_contiguous()
-    assert host_mask(found.texts.mask).tolist() == sent.texts.mask.tolist()
-    assert host_mask(found.more["words"].mask).tolist() == [[True, False], [True, True]]
+    assert result.numbers.dtype == torch.int64
+    assert result.texts.ids.shape == sent.texts.ids.shape
+    assert result.more["half"].dtype == torch.float32
+    assert result.numbers.is_contiguous()
+    assert host_mask(result.texts.mask).tolist() == sent.texts.mask.tolist()
+    assert host_mask(result.more["words"].mask).tolist() == [[True, False], [True, True]]
 
 
 def test_on_the_host_nothing_is_copied() -> None:
     sent = parcel()
-    found = sent.to("cpu")
-    assert found.numbers is sent.numbers
-    assert found.texts.mask is sent.texts.mask
-    assert_same(found, parcel_like(sent))
+    result = sent.to("cpu")
+    assert result.numbers is sent.numbers
+    assert result.texts.mask is sent.texts.mask
+    assert_same(result, parcel_like(sent))
 
 
 def parcel_like(sent: Parcel) -> Parcel:
@@ -141,6 +141,6 @@ def test_a_gpu_gets_the_same_numbers_though_it_is_busy() -> None:
     for _ in range(20):
         busy = busy @ busy / busy.norm()
     sent = [parcel() for _ in range(50)]
-    found = [each.to("cuda") for each in sent]
-    for mine, theirs in zip(sent, found, strict=True):
+    result = [each.to("cuda") for each in sent]
+    for mine, theirs in zip(sent, result, strict=True):
         assert_same(theirs.to("cpu"), parcel_like(mine))

@@ -107,15 +107,15 @@ def disturbed_pieces(text: HuggingFaceText, caption: str, rate: float, rng: np.r
 
 
 def places(table: FragmentTable, image: int, change: Augmentation, rng: np.random.Generator):
-    found = np.arange(table.count(image)) + image * table.max_fragments
+    result = np.arange(table.count(image)) + image * table.max_fragments
     if not change.regions:
-        return found
+        return result
     rate = change.regions
     if change.varying:
         rate = rate * rng.random() if rng.random() > 0.2 else 0.0
-    keep = rng.random(len(found)) >= rate
+    keep = rng.random(len(result)) >= rate
     keep[:1] |= not keep.any()
-    return found[keep]
+    return result[keep]
 
 
 def split_of(folder) -> Split:

@@ -88,10 +88,10 @@ def test_batches_are_those_that_are_read(tmp_path, monkeypatch, dtype, boxes, dr
     for expected, travelled in zip(read, sent, strict=True):
         assert travelled.images.fragments.shape[2] == 0
         assert travelled.skipped == expected.skipped
-        found, expected = here.fill(travelled.to(CPU)), expected.to(CPU)
+        result, expected = here.fill(travelled.to(CPU)), expected.to(CPU)
         for mine, theirs in (
-            (found.images, expected.images),
-            (found.extras["next"].images, expected.extras["next"].images),
+            (result.images, expected.images),
+            (result.extras["next"].images, expected.extras["next"].images),
         ):
             assert torch.equal(mine.fragments, theirs.fragments)
             assert mine.fragments.dtype == torch.float32

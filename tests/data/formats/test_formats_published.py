@@ -151,9 +151,9 @@ def test_faults_of_flickr8k_files_are_found_together(tmp_path):
         file.write(b"no tab here\n0.jpg#2\tcaf\xe9\n")
     write_lines(tmp_path / "Flickr8k_text/Flickr_8k.devImages.txt", ["2.jpg", "2.jpg", "7.jpg"])
     (tmp_path / "Flicker8k_Dataset/3.jpg").unlink()
-    found = kinds(load_pairs(tmp_path, strict=False).problems)
+    result = kinds(load_pairs(tmp_path, strict=False).problems)
     expected = {"bad-line", "bad-encoding", "duplicate-id", "no-captions", "missing-image"}
-    assert expected <= found
+    assert expected <= result
 
 
 def coco(folder, annotations="annotations"):

@@ -277,17 +277,17 @@ def test_two_that_need_the_same_scenes_at_once_draw_them_once(tmp_path, monkeypa
         draw_all(*args)
 
     monkeypatch.setattr(store, "_generate", counted)
-    found: list[int] = []
+    result: list[int] = []
 
     def load() -> None:
-        found.append(len(load_scenes(tmp_path, images=10, workers=1).train))
+        result.append(len(load_scenes(tmp_path, images=10, workers=1).train))
 
     threads = [threading.Thread(target=load) for _ in range(3)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert found == [8, 8, 8]
+    assert result == [8, 8, 8]
     assert drawn == [1]
     assert [path.name[:7] for path in tmp_path.iterdir()] == ["scenes-"]
 

@@ -59,15 +59,15 @@ def test_stop_words_and_punctuation_say_nothing() -> None:
 
 def naive_tf_idf(captions: list[str]) -> dict[tuple[int, str], float]:
     rows = [Counter(stems(caption)) for caption in captions]
-    found = {}
+    result = {}
     for number, row in enumerate(rows):
         weights = {}
         for term, count in row.items():
             holding = sum(term in other for other in rows)
             weights[term] = count * (math.log((1 + len(captions)) / (1 + holding)) + 1)
         length = math.sqrt(sum(weight**2 for weight in weights.values()))
-        found |= {(number, term): weight / length for term, weight in weights.items()}
-    return found
+        result |= {(number, term): weight / length for term, weight in weights.items()}
+    return result
 
 
 @given(CAPTIONS)
@@ -75,11 +75,11 @@ def naive_tf_idf(captions: list[str]) -> dict[tuple[int, str], float]:
 def test_tf_idf_equals_a_naive_loop(captions) -> None:
     matrix = tf_idf(captions)
     dense = matrix.tensor().to_dense()
-    found = {
+    result = {
         (int(row), matrix.terms[int(column)]): float(dense[row, column])
         for row, column in dense.nonzero()
     }
-    assert found == pytest.approx(naive_tf_idf(captions), rel=1e-5)
+    assert result == pytest.approx(naive_tf_idf(captions), rel=1e-5)
 
 
 @given(CAPTIONS, st.integers(1, 12))

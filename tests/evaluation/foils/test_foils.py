@@ -89,16 +89,16 @@ def test_accuracies_agree_with_counting(items) -> None:
     items = sorted(items)
     pairs = [FoilPair(caption, "") for caption, _, _ in items]
     true, foil = (np.array([float(item[k]) for item in items]) for k in (1, 2))
-    found = FoilScores(pairs, true, foil)
+    result = FoilScores(pairs, true, foil)
     right = [t > f for t, f in zip(true, foil, strict=True)]
-    assert found.accuracy == pytest.approx(sum(right) / len(right))
+    assert result.accuracy == pytest.approx(sum(right) / len(right))
     captions = {pair.caption for pair in pairs}
     whole = [
         all(r for r, pair in zip(right, pairs, strict=True) if pair.caption == caption)
         for caption in captions
     ]
-    assert found.caption_accuracy == pytest.approx(sum(whole) / len(whole))
-    assert found.gap == pytest.approx(sum(true - foil) / len(items))
+    assert result.caption_accuracy == pytest.approx(sum(whole) / len(whole))
+    assert result.gap == pytest.approx(sum(true - foil) / len(items))
 
 
 def test_rules_make_the_same_foils_for_the_same_seed(scenes, foils) -> None:
@@ -142,14 +142,14 @@ def test_foils_of_a_file_find_their_captions(scenes, foils, tmp_path) -> None:
 )
 def test_scores_are_those_of_each_caption_with_its_image(scenes, foils, name) -> None:
     split, model = scenes.test, make(scenes, name)
-    found = score_foils(model, split, foils)
-    assert found.pairs == list(foils.pairs)
+    result = score_foils(model, split, foils)
+    assert result.pairs == list(foils.pairs)
     for place in (0, len(foils.pairs) // 2, len(foils.pairs) - 1):
         pair = foils.pairs[place]
         image = pad_fragments([split.fragments.read(int(split.image_of[pair.caption]))])
         for text, score in (
-            (split.texts[pair.caption], found.true[place]),
-            (pair.foil, found.foil[place]),
+            (split.texts[pair.caption], result.true[place]),
+            (pair.foil, result.foil[place]),
         ):
             ids = pad_texts([model.text.encode(text)], model.text.pad)
             with torch.no_grad():
@@ -163,9 +163,9 @@ def test_what_a_model_reads_alike_is_a_tie(scenes, name) -> None:
     said = [f"{text} zzyzx" for text in split.texts]
     odd = replace(split, captions=[said[i : i + 5] for i in range(0, len(said), 5)])
     pairs = [FoilPair(index, f"{text} qwfp") for index, text in enumerate(split.texts)]
-    found = score_foils(model, odd, FoilSet.of("odd", pairs, len(pairs)))
-    assert np.array_equal(found.true, found.foil)
-    assert found.accuracy == 0
+    result = score_foils(model, odd, FoilSet.of("odd", pairs, len(pairs)))
+    assert np.array_equal(result.true, result.foil)
+    assert result.accuracy == 0
 
 
 def test_a_model_writes_foils_that_differ_from_its_captions(scenes, model) -> None:
@@ -210,18 +210,18 @@ def naive_words(model, split, foils):
 
 
 def test_words_are_judged_as_token_by_token(scenes, model, foils) -> None:
-    found = judge_words(model, scenes.test, foils)
+    result = judge_words(model, scenes.test, foils)
     with torch.no_grad():
         suspicion, replaced, restored = naive_words(model, scenes.test, foils)
-    assert found.suspicion == pytest.approx(suspicion, abs=1e-5)
-    assert found.replaced.tolist() == replaced
-    assert found.restored.tolist() == restored
-    assert found.auc == pytest.approx(roc_auc(suspicion, replaced), abs=1e-6)
+    assert result.suspicion == pytest.approx(suspicion, abs=1e-5)
+    assert result.replaced.tolist() == replaced
+    assert result.restored.tolist() == restored
+    assert result.auc == pytest.approx(roc_auc(suspicion, replaced), abs=1e-6)
     told = [(s >= 0.5) == r for s, r in zip(suspicion, replaced, strict=True)]
-    assert found.accuracy == pytest.approx(np.mean(told))
+    assert result.accuracy == pytest.approx(np.mean(told))
     suspected = [s >= 0.5 for s, r in zip(suspicion, replaced, strict=True) if r]
-    assert found.recall == pytest.approx(np.mean(suspected))
-    assert found.correction == pytest.approx(np.mean(restored))
+    assert result.recall == pytest.approx(np.mean(suspected))
+    assert result.correction == pytest.approx(np.mean(restored))
 
 
 def test_corrected_foils_have_a_new_word_wherever_one_is_suspected(scenes, foils) -> None:
@@ -250,8 +250,8 @@ def test_perplexity_is_that_of_each_token_masked_by_itself(scenes, model) -> Non
         for pair in pairs:
             ids = model.text.encode(pair.foil)
             image = pad_fragments([split.fragments.read(int(split.image_of[pair.caption]))])
-            for place, asked in enumerate(ids):
-                if asked not in tokens.ordinary:
+            for place, command in enumerate(ids):
+                if command not in tokens.ordinary:
                     continue
                 masked = [tokens.mask if k == place else token for k, token in enumerate(ids)]
                 texts = model.encode_texts(pad_texts([masked], model.text.pad))
@@ -259,7 +259,7 @@ def test_perplexity_is_that_of_each_token_masked_by_itself(scenes, model) -> Non
                 logits = model.matcher.heads["mlm"](states, word_table(model))
                 ordinary = torch.from_numpy(tokens.ordinary)
                 chances = logits[ordinary].log_softmax(-1)
-                losses.append(-float(chances[tokens.ordinary.tolist().index(asked)]))
+                losses.append(-float(chances[tokens.ordinary.tolist().index(command)]))
     expected = math.exp(sum(losses) / len(losses))
     assert RunFluency(model).perplexity(split, pairs) == pytest.approx(expected, rel=1e-4)
 
@@ -291,8 +291,8 @@ def test_a_language_model_from_a_folder_reads_sentences(tmp_path, scenes, kind) 
             logits = fluency.model(torch.tensor([given])).logits[0]
         row = logits[-1] if kind == "causal" else logits[place]
         losses.append(-float(row.log_softmax(-1)[ids[place]]))
-    found = fluency.perplexity(scenes.test, [FoilPair(0, "a dog runs")])
-    assert found == pytest.approx(math.exp(sum(losses) / len(losses)), rel=1e-4)
+    result = fluency.perplexity(scenes.test, [FoilPair(0, "a dog runs")])
+    assert result == pytest.approx(math.exp(sum(losses) / len(losses)), rel=1e-4)
 
 
 def test_a_folder_without_a_language_model_is_refused(tmp_path) -> None:
@@ -405,16 +405,16 @@ def test_the_command_judges_a_run_on_foils_of_several_sources(
     (tmp_path / "run" / "config.yaml").write_text(config.to_yaml())
     (tmp_path / "rules").mkdir()  # which is a name even where a folder is called so
     monkeypatch.chdir(tmp_path)
-    asked = ["evaluate-foils", tmp_path / "run", "--foils", "rules", "--foils", "own"]
-    asked += ["--max-captions", 10, "--masks", 2, "--samples", 2, "--cache", cache]
-    told = json.loads(invoke(*asked, "--json"))
+    command = ["evaluate-foils", tmp_path / "run", "--foils", "rules", "--foils", "own"]
+    command += ["--max-captions", 10, "--masks", 2, "--samples", 2, "--cache", cache]
+    told = json.loads(invoke(*command, "--json"))
     assert [one["captions"] for one in told] == [10, 10]
     assert [one["foils"] for one in told] == ["rules", "run"]
-    shown = invoke(*asked)
+    shown = invoke(*command)
     assert "true caption > foil" in shown
     assert f"{told[0]['accuracy']:.1f}" in shown
-    shown = invoke(*asked, "--by-kind")
+    shown = invoke(*command, "--by-kind")
     assert "exchanged" in shown
     assert "true of the same things" in " ".join(shown.split())
-    by_words = json.loads(invoke(*asked, "--masking", "words", "--json"))
+    by_words = json.loads(invoke(*command, "--masking", "words", "--json"))
     assert by_words[0] == told[0]  # rules do not mask

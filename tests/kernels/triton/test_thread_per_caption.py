@@ -83,7 +83,7 @@ def strays(monkeypatch) -> list[int]:
     if not isinstance(thread_per_caption_kernels.text_queries, InterpretedFunction):
         pytest.skip("only Triton's interpreter shows its addresses")
     spans: list[tuple[int, int]] = []
-    found: list[int] = []
+    result: list[int] = []
 
     def note(*args, **kwargs) -> None:
         spans[:] = [
@@ -97,7 +97,7 @@ def strays(monkeypatch) -> list[int]:
     def watched(self, pointers, *rest):
         at = np.ravel(pointers.data).astype(np.int64)[:, None]
         first, end = np.array(spans).T
-        found.extend(at[~((first <= at) & (at < end)).any(1), 0].tolist())
+        result.extend(at[~((first <= at) & (at < end)).any(1), 0].tolist())
         return load(self, pointers, *rest)
 
     monkeypatch.setattr(interpreter.InterpreterBuilder, "create_masked_load", watched)
@@ -106,13 +106,13 @@ def strays(monkeypatch) -> list[int]:
         thread_per_caption_kernels.image_queries,
     ):
         monkeypatch.setattr(kernel, "pre_run_hooks", [note])
-    return found
+    return result
 
 
 @pytest.mark.parametrize("name", ["scan-t2i-lse", "naaf", "bfan-equal", "chan-lse", "chamfer"])
 @pytest.mark.parametrize("lengths", thinned([((1,),), ((2, 3),)], ((2, 3),)))
 def test_kernels_read_nothing_but_what_they_are_given(name, lengths, strays) -> None:
     images, texts = sides(2, 3, (True, False), lengths)
-    found, expected = both_ways(name, images, texts)
+    result, expected = both_ways(name, images, texts)
     assert strays == []
-    torch.testing.assert_close(found, expected, atol=2e-5, rtol=1e-5)
+    torch.testing.assert_close(result, expected, atol=2e-5, rtol=1e-5)

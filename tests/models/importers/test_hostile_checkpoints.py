@@ -140,8 +140,8 @@ def test_many_tensors_of_one_storage_take_its_memory_once(tmp_path) -> None:
     path = torch_file(
         tmp_path / "c.pth", b"\x80\x02](" + one * 2000 + b"e.", {"data/0": bytes(4 * size)}
     )
-    found = read_checkpoint(path)  # 8 GB, if each had its own
-    assert len({item.data_ptr() for item in found}) == 1
+    result = read_checkpoint(path)  # 8 GB, if each had its own
+    assert len({item.data_ptr() for item in result}) == 1
 
 
 class Named:
@@ -179,10 +179,10 @@ def test_a_checkpoint_of_something_else_is_a_checkpoint_error(value, tmp_path) -
 
 
 def test_names_that_python_uses_itself_are_options_like_others(tmp_path) -> None:
-    found = read_checkpoint(
+    result = read_checkpoint(
         write(Named({"self": 1, "__class__": "x", "__dict__": 2}), tmp_path / "c.pth")
     )
-    assert vars(found) == {"self": 1, "__class__": "x", "__dict__": 2}
+    assert vars(result) == {"self": 1, "__class__": "x", "__dict__": 2}
 
 
 @pytest.mark.parametrize(
@@ -210,8 +210,8 @@ def test_an_option_that_no_project_writes_is_a_short_checkpoint_error(
 
 def test_numbers_beside_the_weights_may_be_anything(tmp_path) -> None:
     content = content_of("scan") | {"epoch": float("nan"), "best_rsum": float("inf")}
-    found = import_checkpoint(write(content, tmp_path / "c.pth"), "scan")
-    assert (found.epoch, found.best_rsum) == (None, None)
+    result = import_checkpoint(write(content, tmp_path / "c.pth"), "scan")
+    assert (result.epoch, result.best_rsum) == (None, None)
 
 
 def test_an_imported_weight_that_is_not_finite_is_refused_by_name(tmp_path) -> None:
@@ -291,8 +291,8 @@ def test_a_conjugated_tensor_is_refused_instead_of_read_without_that(tmp_path) -
     value = torch.tensor([1 + 2j]).conj()
     with pytest.raises(CheckpointError, match="a tensor with metadata"):
         read_checkpoint(write({"a": value}, tmp_path / "c.pth"))
-    found = read_checkpoint(write({"a": value.resolve_conj()}, tmp_path / "c.pth"))
-    assert found["a"].tolist() == [1 - 2j]
+    result = read_checkpoint(write({"a": value.resolve_conj()}, tmp_path / "c.pth"))
+    assert result["a"].tolist() == [1 - 2j]
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no FIFOs here")

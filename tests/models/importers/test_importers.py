@@ -362,12 +362,12 @@ def test_the_command_speaks_json(tmp_path) -> None:
     done = run(
         "--from", "naaf", file_of("naaf"), "-o", tmp_path / "m", "--vocab", vocabulary, "--json"
     )
-    found = json.loads(done.stdout)
-    assert found["model"] == "naaf"
-    assert found["epoch"] == 18
-    assert found["best_rsum"] == 301.5
-    assert found["vocabulary"] == str(vocabulary)
-    assert found["warnings"] == []
+    result = json.loads(done.stdout)
+    assert result["model"] == "naaf"
+    assert result["epoch"] == 18
+    assert result["best_rsum"] == 301.5
+    assert result["vocabulary"] == str(vocabulary)
+    assert result["warnings"] == []
 
 
 def test_the_command_replaces_a_model_only_when_told_to_and_nothing_else_ever(tmp_path) -> None:

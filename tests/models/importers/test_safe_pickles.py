@@ -60,11 +60,11 @@ def test_numbers_of_numpy_and_all_containers_come_through(tmp_path) -> None:
         "rest": [1, 2.5, "é", b"\xff", None, True, (1, {2}), torch.Size([3])],
     }
     for legacy in (False, True):
-        found = read_checkpoint(write(value, tmp_path / "c.pth", legacy))
-        assert np.array_equal(found["array"], value["array"])
-        assert np.array_equal(found["by column"], value["by column"])
-        assert found["scalar"] == 0.5
-        assert found["rest"] == value["rest"]
+        result = read_checkpoint(write(value, tmp_path / "c.pth", legacy))
+        assert np.array_equal(result["array"], value["array"])
+        assert np.array_equal(result["by column"], value["by column"])
+        assert result["scalar"] == 0.5
+        assert result["rest"] == value["rest"]
 
 
 @pytest.mark.parametrize("name", ["scan", "vse_infty"])

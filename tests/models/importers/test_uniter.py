@@ -198,6 +198,6 @@ def test_the_command_writes_a_model_that_can_be_used(folder) -> None:
     arguments = ["--from", "tags", str(folder / "run" / "ckpt" / "tags.pt")]
     arguments += ["--vocab", str(folder / "vocab.txt"), "--out", str(folder / "m"), "--json"]
     done = CliRunner().invoke(app, ["import", *arguments])
-    found = json.loads(done.stdout)
-    assert (found["family"], found["words"], found["input_dim"]) == ("tags", ROWS, 20)
+    result = json.loads(done.stdout)
+    assert (result["family"], result["words"], result["input_dim"]) == ("tags", ROWS, 20)
     assert from_pretrained(folder / "m").spec.matcher["extras"][-1] == "correction"

@@ -74,8 +74,8 @@ def agrees(index, naive: Naive, rng: np.random.Generator, multi: bool) -> None:
             best = sorted(truth.values(), reverse=True)[:k]
             assert scores[row] == pytest.approx(best, abs=1e-4)
             assert len(set(ids[row].tolist())) == ids.shape[1]
-            found = [truth[int(name)] for name in ids[row]]
-            assert scores[row] == pytest.approx(found, abs=1e-4)
+            result = [truth[int(name)] for name in ids[row]]
+            assert scores[row] == pytest.approx(result, abs=1e-4)
 
 
 def run(folder: Path, form: tuple, steps: list[tuple[str, int]], seed: int) -> None:
@@ -236,8 +236,8 @@ def test_faiss_finds_nearly_all_without_looking_at_all(tmp_path) -> None:
         index = backends["faiss"].create(tmp_path / kind, 32, False, "float16", options)
         index.add(range(3000), vectors)
         assert index.describe()["in_graph"] == 3000
-        found = index.search(vectors[:50], 10)[0]
-        share = np.mean([len(set(a) & set(b)) / 10 for a, b in zip(found, truth, strict=True)])
+        result = index.search(vectors[:50], 10)[0]
+        share = np.mean([len(set(a) & set(b)) / 10 for a, b in zip(result, truth, strict=True)])
         assert share >= least
         # what FAISS built is only a help: without it, or with a damaged one, nothing is lost
         for path in (tmp_path / kind).glob("graph-*.faiss"):

@@ -73,11 +73,11 @@ def test_both_forms_give_the_mean_of_the_teachers_scores(split, tmp_path, name) 
     direct = direct_scores(models, split)
     for form in FORMS:
         build_guide(tmp_path / form, [tmp_path / "0", tmp_path / "1"], split, form=form)
-        found = everything(tmp_path / form, split)
-        assert found.dtype == torch.float32
-        assert not found.requires_grad
+        result = everything(tmp_path / form, split)
+        assert result.dtype == torch.float32
+        assert not result.requires_grad
         # a half has 11 bits; a matcher may amplify those of what it compares
-        assert (found - direct).abs().max() < (1e-3 if form == "embeddings" else 5e-4)
+        assert (result - direct).abs().max() < (1e-3 if form == "embeddings" else 5e-4)
 
 
 def test_boxes_and_word_graphs_come_along_for_matchers_that_read_them(split, tmp_path) -> None:
@@ -97,8 +97,8 @@ def test_teachers_may_differ_in_architecture_and_vocabulary(split, teachers, tmp
     assert len(models[0].text) != len(models[1].text)
     for form in FORMS:
         build_guide(tmp_path / form, teachers, split, form=form)
-        found = everything(tmp_path / form, split)
-        assert torch.allclose(found, direct_scores(models, split), atol=5e-4)
+        result = everything(tmp_path / form, split)
+        assert torch.allclose(result, direct_scores(models, split), atol=5e-4)
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -106,8 +106,8 @@ def test_any_batch_is_a_block_of_the_whole(split, teachers, tmp_path, form) -> N
     build_guide(tmp_path / "g", teachers, split, form=form)
     whole, guide = everything(tmp_path / "g", split), open_guide(tmp_path / "g", split)
     images, captions = torch.tensor([7, 0, 7, 11]), torch.tensor([23, 1, 1, 4, 0])
-    found = guide.scores(images, captions, CPU)
-    assert torch.allclose(found, whole[images][:, captions], atol=1e-6)
+    result = guide.scores(images, captions, CPU)
+    assert torch.allclose(result, whole[images][:, captions], atol=1e-6)
     assert guide.scores(images[:0], captions, CPU).shape == (0, 5)
 
 
@@ -116,11 +116,11 @@ def test_images_that_cannot_be_read_have_no_scores(split, teachers, tmp_path, fo
     broken = with_unreadable(split, tmp_path, [0, 1, 2, 3, 4, 9])  # a whole block, and one more
     for name, data in {"broken": broken, "whole": split}.items():
         build_guide(tmp_path / name, teachers, data, form=form)
-    found, whole = everything(tmp_path / "broken", broken), everything(tmp_path / "whole", split)
+    result, whole = everything(tmp_path / "broken", broken), everything(tmp_path / "whole", split)
     gone = torch.zeros(12, dtype=torch.bool)
     gone[[0, 1, 2, 3, 4, 9]] = True
-    assert found[gone].isnan().all()
-    assert torch.allclose(found[~gone], whole[~gone], atol=1e-6)
+    assert result[gone].isnan().all()
+    assert torch.allclose(result[~gone], whole[~gone], atol=1e-6)
 
 
 def test_the_form_goes_by_size(split, teachers, tmp_path) -> None:
@@ -152,8 +152,8 @@ def test_a_guide_of_embeddings_needs_nothing_outside_its_folder(split, tmp_path)
     shutil.rmtree(tmp_path / "run")
     (tmp_path / "g").rename(tmp_path / "moved")
     assert not list((tmp_path / "moved").rglob("training_state.pt"))
-    found = everything(tmp_path / "moved", split)
-    assert torch.allclose(found, direct_scores([model], split), atol=5e-4)
+    result = everything(tmp_path / "moved", split)
+    assert torch.allclose(result, direct_scores([model], split), atol=5e-4)
 
 
 class Interrupted(Exception):
@@ -348,14 +348,14 @@ def test_encodings_come_back_as_they_were_stored(tmp_path) -> None:
     writer.append(encoded[:2], np.array([True, False, True]))
     extent = writer.append(encoded[2:], np.ones(3, dtype=bool))
     assert (extent.items, extent.present, extent.rows) == (8, 5, 10)
-    found, there = EncodedReader(tmp_path, "float16", extent).read([7, 5, 3, 6, 2, 4, 6])
+    result, there = EncodedReader(tmp_path, "float16", extent).read([7, 5, 3, 6, 2, 4, 6])
     assert there.tolist() == [True, True, False, True, True, True, True]
     for row, item in {0: 4, 1: 2, 3: 3, 4: 0, 5: 1, 6: 3}.items():
         for name in ("fragments", "mask", "pooled", "boxes", "graph"):
             assert torch.equal(
-                getattr(found, name)[row].float(), getattr(encoded, name)[item].float()
+                getattr(result, name)[row].float(), getattr(encoded, name)[item].float()
             )
-    assert not found.mask[2].any()
+    assert not result.mask[2].any()
 
 
 def test_what_half_precision_cannot_hold_is_refused(tmp_path) -> None:
@@ -379,8 +379,8 @@ def test_two_processes_share_the_scoring_and_see_all_of_it(
 ) -> None:
     build_guide(tmp_path / "g", teachers, split, form="embeddings")
     whole = everything(tmp_path / "g", split)[:images]
-    for found in in_two_processes(share_of_scores, tmp_path / "g", split, images):
-        assert torch.allclose(found, whole, atol=1e-6)
+    for result in in_two_processes(share_of_scores, tmp_path / "g", split, images):
+        assert torch.allclose(result, whole, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", ["vse-fc", "scan-t2i", "esa"])
@@ -397,11 +397,11 @@ def test_items_kept_on_the_device_are_those_on_disk(split, tmp_path, name, monke
         assert kept is not None
         for items in ([7, 0, 3, 0], [2], list(range(12))):
             chosen = np.array(items)
-            (found, there), (expected, expected_there) = kept.read(chosen), reader.read(chosen)
+            (result, there), (expected, expected_there) = kept.read(chosen), reader.read(chosen)
             assert torch.equal(there, expected_there)
-            assert torch.equal(found.mask, expected.mask)
+            assert torch.equal(result.mask, expected.mask)
             for part in ("fragments", "pooled", "boxes"):
-                mine, theirs = getattr(found, part), getattr(expected, part)
+                mine, theirs = getattr(result, part), getattr(expected, part)
                 assert (mine is None) == (theirs is None)
                 assert mine is None or torch.equal(mine, theirs)
 

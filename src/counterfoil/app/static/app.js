@@ -1,7 +1,7 @@
 // The frame of the page: which view is shown, light or dark, dropped and pasted images.
 
 import { about, upload } from "./api.js";
-import { failure, h, link, say } from "./dom.js";
+import { chooseTheme, failure, h, link, say } from "./dom.js";
 import { auditView } from "./audit.js";
 import { matchView } from "./match.js";
 import { runsView } from "./runs.js";
@@ -91,27 +91,6 @@ function acceptImages() {
   addEventListener("counterfoil:file", (event) => use(event.detail));
 }
 
-function choosesTheme() {
-  const button = document.getElementById("theme");
-  const dark = matchMedia("(prefers-color-scheme: dark)");
-  const kept = () => {
-    try { return localStorage.getItem("theme"); } catch { return null; }
-  };
-  const now = () => document.documentElement.dataset.theme ?? (dark.matches ? "dark" : "light");
-  const paint = () => {
-    button.textContent = now() === "dark" ? "☀" : "☾";
-    button.setAttribute("aria-label", now() === "dark" ? "Use light colors" : "Use dark colors");
-  };
-  if (kept()) document.documentElement.dataset.theme = kept();
-  button.addEventListener("click", () => {
-    document.documentElement.dataset.theme = now() === "dark" ? "light" : "dark";
-    try { localStorage.setItem("theme", now()); } catch { /* private windows keep nothing */ }
-    paint();
-  });
-  dark.addEventListener("change", paint);
-  paint();
-}
-
 function shortcuts() {
   addEventListener("keydown", (event) => {
     const writing = event.target.closest?.("input, textarea, select");
@@ -136,7 +115,7 @@ async function footer() {
     [`Counterfoil ${facts.version}`, facts.models.map((one) => one.name).join(", "), library].join(" · ");
 }
 
-choosesTheme();
+chooseTheme();
 acceptImages();
 shortcuts();
 addEventListener("hashchange", show);

@@ -39,9 +39,9 @@ export async function auditView(place, params) {
       ? { after: last, limit: PAGE, reason, state }
       : { offset, limit: PAGE, section });
     const model = facts.models.find((one) => one.name === page.model)?.name;
-    for (const found of page.findings) {
-      const item = isReview ? finding(found, model) : nearDuplicate(found, model);
-      if (!reviewing || reviewing.attach(found, item)) list.append(item);
+    for (const entry of page.findings) {
+      const item = isReview ? finding(entry, model) : nearDuplicate(entry, model);
+      if (!reviewing || reviewing.attach(entry, item)) list.append(item);
     }
     last = page.findings.at(-1)?.key ?? last;
     offset += page.findings.length;
@@ -71,8 +71,8 @@ export async function auditView(place, params) {
       h("p", { class: "filters", "aria-label": "Reason" }, tag("Any reason", { reason: "" }, !reason),
         page.reasons.map((one) => tag(one.name, { reason: one.sign }, one.sign === reason, one.count))),
     ] : []),
-    h("p", { class: "hint" }, page.total.toLocaleString("en"), " ", what, HINTS[section]),
-    ...page.notes.map((note) => h("p", { class: "hint" }, note)),
+    h("div", { class: "notes" },
+      [[page.total.toLocaleString("en"), " ", what, HINTS[section]], ...page.notes].map((note) => h("p", { class: "hint" }, note))),
     page.findings.length ? list : h("p", { class: "empty" }, isReview ? empty : "There are none."), more);
   say(`${page.total} findings`);
   return reviewing?.listen();
@@ -95,58 +95,58 @@ function awaitAudit(place) {
 }
 
 // The address of a finding's image with a text, in the model that made the audit if it is served.
-const opener = (found, model) => (text) => link("match", { image: found.image_names[found.image], text, model });
+const opener = (entry, model) => (text) => link("match", { image: entry.image_names[entry.image], text, model });
 
-function shot(found, address) {
-  return h("a", { class: "shot", href: address, "aria-label": `Open ${found.image}` },
-    image(found.image_names[found.image], 320, "", found.image));
+function shot(entry, address) {
+  return h("a", { class: "shot", href: address, "aria-label": `Open ${entry.image}` },
+    image(entry.image_names[entry.image], 320, "", entry.image));
 }
 
-function finding(found, model) {
-  const opened = opener(found, model);
-  return h("li", { class: "finding" }, shot(found, opened(found.text)),
+function finding(entry, model) {
+  const opened = opener(entry, model);
+  return h("li", { class: "finding" }, shot(entry, opened(entry.text)),
     h("div", { class: "told" },
-      h("p", { class: "caption" }, h("a", { href: opened(found.text) }, struck(found))),
-      found.correction && h("p", { class: "instead" }, h("span", { class: "label" }, "Correction"),
-        h("a", { href: opened(found.correction.text) }, found.correction.text),
-        h("span", { class: "moved for" }, signed(found.correction.after - found.correction.before))),
-      found.better_caption && h("p", { class: "instead" }, h("span", { class: "label" }, "From the pool"),
-        h("a", { href: opened(found.better_caption.text) }, found.better_caption.text)),
-      found.planted && h("p", { class: "instead" }, h("span", { class: "label" }, "Planted"),
-        `${PLANTED[found.planted.error]}; it was: `,
-        h("a", { href: opened(found.planted.original) }, found.planted.original)),
-      h("ul", { class: "reasons" }, found.reasons.map((reason) => h("li", {}, reason.text))),
-      h("p", { class: "facts" }, `suspicion ${found.suspicion.toFixed(2)} · score ${found.score.toFixed(3)} · own image at rank ${found.rank} of ${found.compared.toLocaleString("en")} · ${found.image}`)));
+      h("p", { class: "caption" }, h("a", { href: opened(entry.text) }, struck(entry))),
+      entry.correction && h("p", { class: "instead" }, h("span", { class: "label" }, "Correction"),
+        h("a", { href: opened(entry.correction.text) }, entry.correction.text),
+        h("span", { class: "moved for" }, signed(entry.correction.after - entry.correction.before))),
+      entry.better_caption && h("p", { class: "instead" }, h("span", { class: "label" }, "From the pool"),
+        h("a", { href: opened(entry.better_caption.text) }, entry.better_caption.text)),
+      entry.planted && h("p", { class: "instead" }, h("span", { class: "label" }, "Planted"),
+        `${PLANTED[entry.planted.error]}; it was: `,
+        h("a", { href: opened(entry.planted.original) }, entry.planted.original)),
+      h("ul", { class: "reasons" }, entry.reasons.map((reason) => h("li", {}, reason.text))),
+      h("p", { class: "facts" }, `suspicion ${entry.suspicion.toFixed(2)} · score ${entry.score.toFixed(3)} · own image at rank ${entry.rank} of ${entry.compared.toLocaleString("en")} · ${entry.image}`)));
 }
 
 // One caption with the images it belongs to, and the likest caption of another image.
-function nearDuplicate(found, model) {
-  const opened = opener(found, model)(found.text);
-  const near = found.near_duplicate;
-  const other = near.text !== found.text;
-  return h("li", { class: "finding" }, shot(found, opened),
+function nearDuplicate(entry, model) {
+  const opened = opener(entry, model)(entry.text);
+  const near = entry.near_duplicate;
+  const other = near.text !== entry.text;
+  return h("li", { class: "finding" }, shot(entry, opened),
     h("div", { class: "told" },
-      h("p", { class: "caption" }, h("a", { href: opened }, found.text),
-        found.same > 1 && h("b", { class: "times" }, `×${found.same}`)),
-      found.same_images.length > 1 && strip(found.same_images.slice(1), found.text, found.more_images, model),
+      h("p", { class: "caption" }, h("a", { href: opened }, entry.text),
+        entry.same > 1 && h("b", { class: "times" }, `×${entry.same}`)),
+      entry.same_images.length > 1 && strip(entry.same_images.slice(1), entry.text, entry.more_images, model),
       other && h("p", { class: "instead" }, h("span", { class: "label" }, "Nearly the same"), near.text),
-      other && strip([found.image_names[near.image]], near.text, 0, model),
-      h("p", { class: "facts" }, `${found.near_duplicate_images.toLocaleString("en")} other ${found.near_duplicate_images === 1 ? "image" : "images"} · likeness ${near.score.toFixed(2)} · ${found.image}`)));
+      other && strip([entry.image_names[near.image]], near.text, 0, model),
+      h("p", { class: "facts" }, `${entry.near_duplicate_images.toLocaleString("en")} other ${entry.near_duplicate_images === 1 ? "image" : "images"} · likeness ${near.score.toFixed(2)} · ${entry.image}`)));
 }
 
 // The caption with its wrong words struck, the likeliest suggestion beside, and unknown words marked.
-function struck(found) {
+function struck(entry) {
   const parts = [];
   let last = 0;
-  for (const word of [...found.wrong_words, ...found.unknown_words].sort((a, b) => a.span[0] - b.span[0])) {
+  for (const word of [...entry.wrong_words, ...entry.unknown_words].sort((a, b) => a.span[0] - b.span[0])) {
     const [start, end] = word.span;
     if (start < last) continue;
-    const letters = codePointSlice(found.text, start, end);
-    parts.push(codePointSlice(found.text, last, start), word.suggestions
+    const letters = codePointSlice(entry.text, start, end);
+    parts.push(codePointSlice(entry.text, last, start), word.suggestions
       ? h("s", { title: `effect ${signed(word.effect)}, usually ${signed(word.usual)}` }, letters)
       : h("span", { class: "unknown", title: "unknown word, left out" }, letters));
     if (word.suggestions?.length) parts.push(" ", h("ins", {}, word.suggestions[0]));
     last = end;
   }
-  return [...parts, codePointSlice(found.text, last)];
+  return [...parts, codePointSlice(entry.text, last)];
 }

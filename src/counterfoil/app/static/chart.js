@@ -36,7 +36,7 @@ export function chart({ title, x: xName, y: yName, series }) {
     cross.setAttribute("visibility", "hidden");
     read.textContent = "";
   });
-  return h("figure", { class: "chart" }, h("figcaption", {}, title, yName && !title.startsWith(yName) && h("small", {}, ` ${yName}`)), drawing,
+  return h("figure", { class: "chart" }, h("figcaption", {}, title, yName && !title.toLowerCase().includes(yName.toLowerCase()) && h("small", {}, ` ${yName}`)), drawing,
     series.length > 1 && h("ul", { class: "legend" }, series.map((one, place) => h("li", { class: `c${place % 8}` }, one.name))),
     read);
 }
@@ -55,9 +55,9 @@ const padded = ([low, high]) => [low - 0.04 * (high - low), high + 0.04 * (high 
 function ticks(low, high, count, whole = false) {
   const rough = (high - low) / count, unit = 10 ** Math.floor(Math.log10(rough));
   const step = [1, 2, 5, 10].map((f) => f * unit).find((s) => s >= rough && (!whole || s >= 1)) ?? 1;
-  const found = [];
-  for (let i = Math.ceil(low / step); i * step <= high + step * 1e-9; i++) found.push(i * step);
-  return found;
+  const values = [];
+  for (let i = Math.ceil(low / step); i * step <= high + step * 1e-9; i++) values.push(i * step);
+  return values;
 }
 
 function short(value) {

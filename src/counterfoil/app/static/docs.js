@@ -1,12 +1,11 @@
 // The API, drawn from its OpenAPI document.
 
 import { get } from "./api.js";
-import { failure, h } from "./dom.js";
+import { chooseTheme, failure, h } from "./dom.js";
 
 const main = document.getElementById("main");
-const stored = (() => { try { return localStorage.getItem("theme"); } catch { return null; } })();
-if (stored) document.documentElement.dataset.theme = stored;
 
+chooseTheme();
 get("/openapi.json").then(draw, (error) => main.append(failure(error)));
 
 function draw(api) {
@@ -35,10 +34,10 @@ function operation(api, { path, method, description, parameters = [], requestBod
 const resolve = (api, schema) => (schema?.$ref ? api.components.schemas[schema.$ref.split("/").at(-1)] : schema);
 
 function fields(api, schema) {
-  const found = resolve(api, schema);
-  const required = new Set(found.required ?? []);
-  return h("div", {}, found.description && h("p", {}, found.description),
-    h("dl", {}, Object.entries(found.properties ?? {}).map(([name, one]) => field(api, name, one, required.has(name)))));
+  const resolved = resolve(api, schema);
+  const required = new Set(resolved.required ?? []);
+  return h("div", {}, resolved.description && h("p", {}, resolved.description),
+    h("dl", {}, Object.entries(resolved.properties ?? {}).map(([name, one]) => field(api, name, one, required.has(name)))));
 }
 
 function field(api, name, schema, required) {

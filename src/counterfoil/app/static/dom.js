@@ -91,3 +91,25 @@ export function fileField() {
 export function failure(error) {
   return h("p", { class: "problem", role: "alert" }, error.message || String(error));
 }
+
+// The button for light or dark colors; the choice holds for every page.
+export function chooseTheme() {
+  const button = document.getElementById("theme");
+  const dark = matchMedia("(prefers-color-scheme: dark)");
+  const stored = () => {
+    try { return localStorage.getItem("theme"); } catch { return null; }
+  };
+  const now = () => document.documentElement.dataset.theme ?? (dark.matches ? "dark" : "light");
+  const paint = () => {
+    button.textContent = now() === "dark" ? "☀" : "☾";
+    button.setAttribute("aria-label", now() === "dark" ? "Use light colors" : "Use dark colors");
+  };
+  if (stored()) document.documentElement.dataset.theme = stored();
+  button.addEventListener("click", () => {
+    document.documentElement.dataset.theme = now() === "dark" ? "light" : "dark";
+    try { localStorage.setItem("theme", now()); } catch { /* private windows keep nothing */ }
+    paint();
+  });
+  dark.addEventListener("change", paint);
+  paint();
+}

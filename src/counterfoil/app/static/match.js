@@ -27,7 +27,7 @@ class Match {
     this.id = id;
     this.model = model;
     this.match = this.correction = this.scale = this.chosen = null;
-    this.asked = new AbortController();
+    this.request = new AbortController();
     this.regions = new Regions(id, info.captions[0] ?? "The image", (region) => this.region(region));
     this.field = h("textarea", { id: "sentence", rows: 2, maxlength: 600, spellcheck: "false",
       placeholder: facts.examples[0] ?? "a dog on a beach", oninput: () => this.typed() });
@@ -81,7 +81,7 @@ class Match {
   close() {
     this.explainSoon.cancel();
     this.correctSoon.cancel();
-    this.asked.abort();
+    this.request.abort();
   }
 
   write(text) {
@@ -104,13 +104,13 @@ class Match {
     this.fit();
     this.explainSoon.cancel();
     this.correctSoon.cancel();
-    this.asked.abort();
-    this.asked = new AbortController();
+    this.request.abort();
+    this.request = new AbortController();
     const text = this.field.value;
     if (!/[\p{L}\p{N}]/u.test(text)) return this.nothing();
     try {
       const named = { image: this.id, text, model: this.model.name };
-      const match = await post("/api/explain", named, this.asked.signal);
+      const match = await post("/api/explain", named, this.request.signal);
       if (!this.node.isConnected) return; // another view has the page and its address
       this.correction = this.chosen = null;
       this.show(match);
@@ -124,9 +124,9 @@ class Match {
   async correct() {
     const text = this.field.value;
     try {
-      const found = await post("/api/correct", { image: this.id, text, model: this.model.name }, this.asked.signal);
-      if (found.text !== this.match?.text) return;
-      this.correction = found;
+      const correction = await post("/api/correct", { image: this.id, text, model: this.model.name }, this.request.signal);
+      if (correction.text !== this.match?.text) return;
+      this.correction = correction;
       this.draw();
     } catch (error) {
       if (error.name !== "AbortError") this.mending.replaceChildren(failure(error));

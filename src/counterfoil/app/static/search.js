@@ -7,12 +7,12 @@ const LIBRARY = 24, BEHIND = 12;
 
 export async function searchView(place, params) {
   const text = (params.get("q") ?? "").trim();
-  const asked = params.get("image");
+  const imageId = params.get("image");
   if (!(await about()).images) return nothingToSearch(place);
   const results = h("section", { class: "results", "aria-label": "Results" });
-  place.append(await head(text, !text && !asked), results);
+  place.append(await head(text, !text && !imageId), results);
   try {
-    if (asked) await byImage(results, asked);
+    if (imageId) await byImage(results, imageId);
     else if (text) await byText(results, text);
     else await library(results);
   } catch (error) {
@@ -83,15 +83,15 @@ async function library(results) {
 }
 
 async function byText(results, text) {
-  const [found, facts] = await Promise.all([post("/api/search", { text, k: 24 }), about()]);
+  const [result, facts] = await Promise.all([post("/api/search", { text, k: 24 }), about()]);
   const explainer = facts.models[0].name;
-  const top = Math.max(...found.hits.map((hit) => hit.score), 1e-9);
+  const top = Math.max(...result.hits.map((hit) => hit.score), 1e-9);
   const grid = h("ul", { class: "grid", role: "list" },
-    found.hits.map((hit) => card(hit.image, text, hit, hit.score / top)));
+    result.hits.map((hit) => card(hit.image, text, hit, hit.score / top)));
   results.replaceChildren(
-    h("h2", {}, `Best ${found.hits.length} for “${text}”`),
-    found.unknown.length
-      ? h("p", { class: "note" }, `Unknown words, left out: ${found.unknown.join(", ")}`)
+    h("h2", {}, `Best ${result.hits.length} for “${text}”`),
+    result.unknown.length
+      ? h("p", { class: "note" }, `Unknown words, left out: ${result.unknown.join(", ")}`)
       : "",
     facts.search_model !== explainer
       ? h("p", { class: "note" }, `Ranked by ${facts.search_model}; when you open an image, ${explainer} weighs the words.`)
@@ -99,11 +99,11 @@ async function byText(results, text) {
     grid,
   );
   arrows(grid);
-  say(`${found.hits.length} images found`);
+  say(`${result.hits.length} images found`);
 }
 
 // A ticket: the image, a perforation, and the stub with the score.
-function card(id, text, hit, share = 0) {
+export function card(id, text, hit, share = 0) {
   const label = hit ? `Rank ${hit.rank}, score ${hit.score.toFixed(3)}: ${hit.captions[0] ?? id}` : text || id;
   return h("li", {}, h(
     "a",
@@ -122,9 +122,9 @@ function card(id, text, hit, share = 0) {
 }
 
 async function byImage(results, id) {
-  const found = await post("/api/search", { image: id, k: 15 });
-  const top = Math.max(...found.hits.map((hit) => hit.score), 1e-9);
-  const items = found.hits.map((hit) =>
+  const result = await post("/api/search", { image: id, k: 15 });
+  const top = Math.max(...result.hits.map((hit) => hit.score), 1e-9);
+  const items = result.hits.map((hit) =>
     h("a", { class: "sentence-hit", href: link("match", { image: id, text: hit.text }) },
       h("span", { class: "says" }, hit.text, hit.count > 1 && h("b", { class: "times" }, `×${hit.count}`)),
       h("span", { class: "score" }, hit.score.toFixed(3)),
@@ -137,11 +137,11 @@ async function byImage(results, id) {
     h("h2", {}, "Sentences that fit this image best"),
     h("div", { class: "by-image" },
       h("figure", { class: "asked" }, image(id, 640, "The image you searched with"),
-        h("figcaption", {}, h("a", { href: link("match", { image: id, text: found.hits[0]?.text ?? "" }) },
+        h("figcaption", {}, h("a", { href: link("match", { image: id, text: result.hits[0]?.text ?? "" }) },
           "Write a sentence of your own"))),
-      h("div", { class: "sentences" }, items.map((item, place) => [item, behind(found.hits[place])]))),
+      h("div", { class: "sentences" }, items.map((item, place) => [item, behind(result.hits[place])]))),
   );
-  say(`${found.hits.length} sentences found`);
+  say(`${result.hits.length} sentences found`);
 }
 
 // Arrow keys go over the grid as the eye does.

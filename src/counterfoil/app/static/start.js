@@ -1,8 +1,11 @@
 // The match view before there is an image: drop one, choose a model.
 
-import { about } from "./api.js";
+import { about, get } from "./api.js";
 import { fileField, h, link } from "./dom.js";
 import { chooser, missing, modelOf } from "./models.js";
+import { card } from "./search.js";
+
+const OFFERED = 5;
 
 export async function startView(place, params) {
   const facts = await about();
@@ -23,4 +26,11 @@ export async function startView(place, params) {
       missing(facts) || "",
       !facts.images && h("p", { class: "note" }, "No library is served, so there is nothing to search. To search photos: ",
         h("code", {}, "counterfoil demo FOLDER"), " or ", h("code", {}, "counterfoil serve INDEX"), ".")));
+  if (facts.images) place.append(await offered().catch(() => "")); // the view is of use without them
+}
+
+async function offered() {
+  const { images } = await get("/api/images", { limit: OFFERED });
+  return h("section", { "aria-label": "Images of the library" }, h("h2", {}, "Or one of the library"),
+    h("ul", { class: "grid", role: "list" }, images.map((item) => card(item.id, item.captions[0] ?? "", null))));
 }

@@ -1,0 +1,102 @@
+"""Parts built without their registry: numbers are checked, and their text is short."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from counterfoil.core.errors import ArgumentError, ConfigError
+from counterfoil.core.registry import Registry
+from counterfoil.core.zoo import resolve
+from counterfoil.encoders import image_encoders, poolings
+from counterfoil.evaluation.retrieval import retrieval
+from counterfoil.matchers import matchers
+from counterfoil.models import from_pretrained
+from counterfoil.objectives import HardestNegative, SelHN, create_objective, objectives
+
+MOST_LINES, MOST_COLUMNS = 3, 300
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"), [("x", "'x'"), (None, "None"), (True, "True"), (math.nan, "nan")], ids=str
+)
+def test_a_margin_that_is_no_number_is_refused_with_what_was_given(value, shown) -> None:
+    with pytest.raises(ValueError, match="expected a number") as caught:
+        SelHN(margin=value)
+    assert isinstance(caught.value, ArgumentError)
+    assert str(caught.value) == f"SelHN(margin=…): expected a number, got {shown}"
+
+
+def test_a_fraction_is_no_whole_number_and_numbers_of_numpy_are_numbers() -> None:
+    with pytest.raises(ArgumentError, match=r"warmup_epochs=….: expected a whole number, got 1\.5"):
+        HardestNegative(warmup_epochs=1.5)
+    built = HardestNegative(warmup_epochs=np.int64(2), margin=np.float32(0.5))
+    assert (built.warmup_epochs, built.margin) == (2, 0.5)
+    assert SelHN(epsilon=math.inf).epsilon == math.inf
+
+
+def test_a_class_without_options_is_registered_as_it_is() -> None:
+    parts: Registry[type] = Registry("part")
+
+    class Part:
+        pass
+
+    build = Part.__init__
+    assert parts.register("part")(Part).__init__ is build
+    assert isinstance(parts.create("part", {}), Part)
+
+
+def test_none_is_named_if_an_option_takes_it() -> None:
+    parts: Registry[type] = Registry("part")
+
+    @parts.register("part")
+    class Part:
+        def __init__(self, width: int, *, share: float | None = None, name: str = "") -> None:
+            self.share = share
+
+    with pytest.raises(ArgumentError, match="expected a number or None, got 'x'"):
+        Part(3, share="x")
+    assert Part(3, share=None).share is None
+    assert parts.options("part") == {"share": None, "name": ""}
+    with pytest.raises(ConfigError, match="share"):
+        parts.create("part", {"share": "x"}, 3)
+
+
+def numeric_options() -> list[tuple[Registry, str, str]]:
+    return [
+        (registry, name, key)
+        for registry in (objectives, matchers, image_encoders, poolings)
+        for name in registry
+        for key, default in registry.options(name).items()
+        if type(default) in (int, float)
+    ]
+
+
+def test_every_registered_part_refuses_a_text_for_a_number() -> None:
+    cases = numeric_options()
+    assert len(cases) > 80
+    for registry, name, key in cases:
+        with pytest.raises(ArgumentError, match=rf"\({key}=…\): expected a .*number.*, got 'x'"):
+            registry[name](**{key: "x"})
+
+
+def test_objectives_and_matchers_are_shown_with_their_options_in_a_line() -> None:
+    assert repr(SelHN(margin=0.3)) == "SelHN(margin=0.3, epsilon=0.01, reduction='mean')"
+    texts = [repr(objectives[name]()) for name in objectives if name not in ("aoq", "ndgl")]
+    texts += [repr(matchers[name](16)) for name in matchers]
+    both = create_objective({"selhn": {}, "infonce": {"weight": 0.5}})
+    assert " + 0.5 * InfoNCE(" in repr(both)
+    for text in (*texts, repr(both)):
+        assert text.count("\n") < MOST_LINES, text
+        assert len(text) <= MOST_COLUMNS, text
+
+
+def test_a_model_and_a_report_are_one_line() -> None:
+    model = from_pretrained(resolve("scenes-naaf"))
+    assert repr(model).startswith("Model('naaf', 255,104 weights, embed_size=128, 194 words")
+    report = retrieval(np.eye(4), [0, 1, 2, 3], bootstrap=0)
+    assert repr(report) == f"RetrievalReport({report.headline()})"
+    for one in (model, report):
+        assert "\n" not in repr(one)
