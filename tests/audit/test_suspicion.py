@@ -121,3 +121,15 @@ def test_effects_of_a_batch_are_those_of_explain(name, concepts) -> None:
         effects = [each.effect for each in found.words[number]]
         np.testing.assert_allclose(effects, [each.effect for each in expected], atol=1e-5)
     assert any(caption_words(text) for text in split.texts)
+
+
+def test_many_errors_hardly_move_what_is_usual() -> None:
+    rng = np.random.default_rng(0)
+    calm, wild = rng.normal(size=600), rng.normal(6, 2, size=400)
+    clean, noisy = Scale.of_usual(calm), Scale.of_usual(np.concatenate([calm, wild]))
+    assert noisy.median == pytest.approx(clean.median, abs=0.35)
+    assert noisy.spread == pytest.approx(1.0, abs=0.35)
+    # the plain median and its deviation are moved far
+    assert Scale.of(np.concatenate([calm, wild])).spread > 2
+    assert Scale.of_usual(np.full(5, 0.3)).spread == 0.0
+    assert Scale.of_usual(np.array([2.0])).median == 2.0

@@ -151,21 +151,16 @@ def _score_signs(
 
 
 def _rival_leads(survey: SplitSurvey, duplicates: dict[int, Duplicate]) -> Values:
-    """Lead [captions] of the best other image; NaN if there is none.
+    """Lead [captions] of the best other image without nearly the same caption; NaN if none is near.
 
-    Images that have nearly the same caption are no rivals.
+    Only the stored `RIVALS` are looked at.
     """
     leads = (survey.other_score - survey.own).astype(np.float64)
     leads[survey.other < 0] = np.nan
     for number, duplicate in duplicates.items():
-        rivals, scores = survey.rivals[number].tolist(), survey.rival_score[number].tolist()
-        others = [s for r, s in zip(rivals, scores, strict=True) if r >= 0]
-        free = [
-            s for r, s in zip(rivals, scores, strict=True) if r >= 0 and r not in duplicate.images
-        ]
-        # With nothing but duplicates among the best, the next one is not better than the last.
-        best = free[0] if free else min(others, default=np.nan)
-        leads[number] = best - float(survey.own[number])
+        free = np.array([int(image) not in duplicate.images for image in survey.rivals[number]])
+        scores = survey.rival_score[number][free & (survey.rivals[number] >= 0)]
+        leads[number] = scores[0] - survey.own[number] if len(scores) else np.nan
     return leads
 
 

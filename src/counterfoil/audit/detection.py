@@ -14,17 +14,18 @@ import numpy as np
 import torch
 
 from counterfoil.audit.audit import Audit
-from counterfoil.audit.neighbors import Neighbors, Side
+from counterfoil.audit.neighbors import Ints, Neighbors, Side
 from counterfoil.audit.noise import Marks, NoisySplit
 from counterfoil.audit.suspicion import Scale, Values
 from counterfoil.core.tensors.modes import eval_mode
+from counterfoil.data.batches.collate import pad_fragments
 from counterfoil.data.pairs import Split
 from counterfoil.evaluation.report import Report
 from counterfoil.evaluation.words.evaluate import Ranking
 from counterfoil.models.model import Model
 from counterfoil.objectives.base import both_directions
 from counterfoil.objectives.ncr import clean_probability, pair_losses
-from counterfoil.scoring.encode import encode_images, encode_texts
+from counterfoil.scoring.encode import encode_texts
 
 FALSE_ALARMS = 0.05
 """Share of the clean captions above the threshold that is chosen without labels."""
@@ -90,36 +91,29 @@ def tune_lemon(neighbors: Neighbors, labels: Marks, known: Marks) -> Weights:
 
 
 @torch.inference_mode()
-def loss_score(model: Model, split: Split, seed: int = 0) -> Values:
-    """NCR's probability [captions] that a pair is mismatched; NaN if its image is unreadable.
+def loss_score(model: Model, split: Split, captions: Ints, seed: int = 0) -> Values:
+    """NCR's probability [captions] that a pair is mismatched, of the given, readable captions.
 
     The loss of a pair is its mean hinge cost in a random batch. The probability is that of the
     upper of two Gaussians of these losses; equal ones are ordered by the loss.
     """
-    result = np.full(len(split.texts), np.nan)
+    table = split.require_fragments()
+    losses = np.zeros(len(captions))
+    order = np.random.default_rng(seed).permutation(len(captions))
     with eval_mode(model):
-        images, readable, _ = encode_images(model, split)
-        row_of = np.full(len(split), -1, dtype=np.int64)
-        row_of[readable] = np.arange(len(readable))
-        captions = np.flatnonzero(row_of[split.image_of] >= 0)
-        texts = encode_texts(model, [split.texts[int(number)] for number in captions])
-        order = np.random.default_rng(seed).permutation(len(captions))
         for start in range(0, len(order), LOSS_BATCH):
             # the last batch is filled up, as a loss depends on the size of its batch
             chosen = order[start : start + LOSS_BATCH]
-            filled = np.concatenate([chosen, order[: max(0, LOSS_BATCH - len(chosen))]])
-            owner = torch.from_numpy(row_of[split.image_of[captions[filled]]]).to(model.device)
-            columns = torch.from_numpy(filled).to(model.device)
-            scores = model.matcher(images[owner], texts[columns])
-            both = both_directions(scores, owner[:, None] == owner[None])
-            losses = pair_losses(both, LOSS_MARGIN)[: len(chosen)]
-            result[captions[chosen]] = losses.double().cpu().numpy()
-    known = ~np.isnan(result)
-    losses_1d = result[known]
-    spread = np.ptp(losses_1d) or 1.0
-    mixture = 1 - clean_probability(losses_1d)
-    result[known] = mixture + 1e-6 * (losses_1d - losses_1d.min()) / spread
-    return result
+            filled = captions[np.concatenate([chosen, order[: LOSS_BATCH - len(chosen)]])]
+            owner = torch.from_numpy(split.image_of[filled]).to(model.device)
+            items = pad_fragments([table.read(int(split.image_of[k])) for k in filled])
+            images = model.encode_images(items.to(model.device))
+            texts = encode_texts(model, [split.texts[int(number)] for number in filled])
+            both = both_directions(model.matcher(images, texts), owner[:, None] == owner[None])
+            batch = pair_losses(both, LOSS_MARGIN)[: len(chosen)]
+            losses[chosen] = batch.double().cpu().numpy()
+    scaled = (losses - losses.min()) / (np.ptp(losses) or 1.0)
+    return 1 - clean_probability(losses) + 1e-6 * scaled
 
 
 def method_scores(
@@ -137,7 +131,7 @@ def method_scores(
 
     return {
         "similarity": -audit.survey.own.astype(np.float64),
-        "mixture of losses (NCR)": loss_score(model, noisy.split, seed),
+        "mixture of losses (NCR)": spread(loss_score(model, noisy.split, captions, seed)),
         "LEMoN, fixed weights": spread(lemon_score(audit.neighbors)),
         "LEMoN, tuned on labels": spread(lemon_score(audit.neighbors, tuned)),
         "audit": audit.suspicion,

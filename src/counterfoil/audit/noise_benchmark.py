@@ -312,20 +312,21 @@ def _caption_digest(split: Split) -> str:
     return digest.hexdigest()[:16]
 
 
-Group = tuple[str, bool, str, float]
+Group = tuple[str, bool, str, float, str]
 
 
 def groups(cells: Iterable[Cell]) -> dict[Group, list[Cell]]:
-    """Cells by split, captions per image, noise and rate: one table each."""
+    """Cells by split, captions per image, noise, rate and captions: a table each."""
     result: dict[Group, list[Cell]] = {}
     for cell in cells:
         one = bool(cell.settings.get("one_caption"))
-        result.setdefault((cell.split, one, cell.noise, cell.rate), []).append(cell)
+        key = (cell.split, one, cell.noise, cell.rate, str(cell.settings.get("captions")))
+        result.setdefault(key, []).append(cell)
     return result
 
 
 def table_title(group: Group, cells: Sequence[Cell]) -> str:
-    split, one, noise, rate = group
+    split, one, noise, rate, _ = group
     seeds = len({cell.seed for cell in cells})
     each = ", one caption per image" if one else ""
     count = f"{cells[0].wrong:,} of {cells[0].captions:,} measured captions wrong"
@@ -380,7 +381,7 @@ def fill_page(page: Path, cells: Sequence[Cell]) -> int:
 def curves(cells: Sequence[Cell]) -> dict[str, Figure]:
     """Precision over recall of all methods, a chart per table and model, of the first seed."""
     figures = {}
-    for (split, one, noise, rate), own in groups(cells).items():
+    for (split, one, noise, rate, _), own in groups(cells).items():
         for model in dict.fromkeys(cell.model for cell in own):
             first = next(cell for cell in own if cell.model == model)
             series = {name: list(found.curve) for name, found in first.methods.items()}
