@@ -57,7 +57,6 @@ class Audit:
     findings: list[Finding]
     threshold: float
     survey: SplitSurvey
-    neighbors: Neighbors
     suspicion: Values
     signs: Values
     word_doubts: dict[int, Values]
@@ -95,7 +94,9 @@ def audit_split(
     duplicates = near_duplicates(
         {int(number): split.texts[int(number)] for number in captions}, split.image_of.tolist()
     )
-    neighbors = find_neighbors(model, split, captions, seed=seed, progress=progress)
+    neighbors = find_neighbors(
+        model, split, captions, by_caption=False, seed=seed, progress=progress
+    )
     deviations, signs = _score_signs(survey, duplicates, neighbors)
     chosen, reference = _choose(combine(deviations[captions]), captions, examined, seed)
     effects = measure_effects(model, split, chosen, progress)
@@ -113,9 +114,7 @@ def audit_split(
         findings = corrector.correct_all(findings, details, progress)
     summary = summarize(split, survey, signs, suspicion, duplicates, effects)
     doubts = _doubts(effects, usual, scale)
-    return Audit(
-        split, summary, findings, threshold, survey, neighbors, suspicion, signs, doubts, effects
-    )
+    return Audit(split, summary, findings, threshold, survey, suspicion, signs, doubts, effects)
 
 
 def _score_signs(
@@ -128,8 +127,6 @@ def _score_signs(
     low = deviations_of(-own[captions])
     # A pair that fits badly itself says little about its neighbors.
     reliable = evidence(-low, 0.0)
-    sides = (neighbors.by_image, neighbors.by_caption)
-    gaps = [np.nan_to_num(deviations_of(disagreement(side, reliable))) for side in sides]
     pool = np.where(survey.pool >= 0, survey.pool_score, np.nan).astype(np.float64)
     known = ~np.isnan(pool).all(1)
     best_captions = np.full(len(pool), np.nan)
@@ -138,7 +135,7 @@ def _score_signs(
         "low-score": low,
         "other-image": _rival_leads(survey, duplicates)[captions],
         "other-caption": (best_captions[survey.image_of] - own)[captions],
-        "neighbors": gaps[0] + gaps[1],
+        "neighbors": disagreement(neighbors.by_image, reliable),
     }
     for name, values in leads.items():
         k = SIGNS.index(name)

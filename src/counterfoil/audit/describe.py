@@ -136,7 +136,7 @@ class Describer:
             better = int((pool > survey.own[number]).sum())
             return f"{better} or more captions of other images fit this image better"
         if sign == "neighbors":
-            return "captions of similar images, or images of similar captions, are unlike this pair"
+            return "the captions of this image and of similar ones are unlike this caption"
         if not words:
             return "the caption as a whole fits less than usual; no single word stands out"
         named = ", ".join(f"“{word.word}”" for word in words)

@@ -14,9 +14,10 @@ import numpy as np
 import torch
 
 from counterfoil.audit.audit import Audit
-from counterfoil.audit.neighbors import Ints, Neighbors, Side
+from counterfoil.audit.neighbors import Ints, Neighbors, Side, find_neighbors
 from counterfoil.audit.noise import Marks, NoisySplit
 from counterfoil.audit.suspicion import Scale, Values
+from counterfoil.core.errors import ArgumentError
 from counterfoil.core.tensors.modes import eval_mode
 from counterfoil.data.batches.collate import pad_fragments
 from counterfoil.data.pairs import Split
@@ -59,13 +60,16 @@ def lemon_score(neighbors: Neighbors, weights: Weights = FIXED) -> Values:
     sₙ is the mean over the neighbors of the image of d(y, yⱼ)·exp(−τ₁·d(x, xⱼ))·exp(−τ₂·d(xⱼ, yⱼ)),
     sₘ the same over the neighbors of the caption, with images and captions exchanged.
     """
-    parts = (
-        _side_score(side, weights.near, weights.match)
-        for side in (neighbors.by_image, neighbors.by_caption)
-    )
-    first, second = parts
+    first, second = _side_scores(neighbors, weights.near, weights.match)
     whole = neighbors.match + weights.by_image * first + weights.by_caption * second
     return np.asarray(whole, dtype=np.float64)
+
+
+def _side_scores(neighbors: Neighbors, near: float, match: float) -> tuple[Values, Values]:
+    if neighbors.by_caption is None:
+        raise ArgumentError("LEMoN's score needs neighbors by caption: find_neighbors finds them")
+    first = _side_score(neighbors.by_image, near, match)
+    return first, _side_score(neighbors.by_caption, near, match)
 
 
 def _side_score(side: Side, near: float, match: float) -> Values:
@@ -81,8 +85,7 @@ def tune_lemon(neighbors: Neighbors, labels: Marks, known: Marks) -> Weights:
         return chosen
     own, marks = neighbors.match[known].astype(np.float64), labels[known]
     for near, match in product(DECAY_GRID, DECAY_GRID):
-        first = _side_score(neighbors.by_image, near, match)[known]
-        second = _side_score(neighbors.by_caption, near, match)[known]
+        first, second = (values[known] for values in _side_scores(neighbors, near, match))
         for beta, gamma in product(SIDE_GRID, SIDE_GRID):
             value = best_f1(own + beta * first + gamma * second, marks)[0]
             if value > best:
@@ -120,9 +123,10 @@ def method_scores(
     model: Model, noisy: NoisySplit, audit: Audit, seed: int = 0
 ) -> dict[str, Values]:
     """The score [captions] of each method, higher for wrong captions; NaN if not scored."""
-    captions = audit.neighbors.captions
+    captions = audit.survey.captions
+    neighbors = find_neighbors(model, noisy.split, captions, seed=seed)
     wrong, labelled = noisy.wrong[captions], noisy.labelled[captions]
-    tuned = tune_lemon(audit.neighbors, wrong, labelled)
+    tuned = tune_lemon(neighbors, wrong, labelled)
 
     def spread(values: Values) -> Values:
         every = np.full(len(noisy.wrong), np.nan)
@@ -132,8 +136,8 @@ def method_scores(
     return {
         "similarity": -audit.survey.own.astype(np.float64),
         "mixture of losses (NCR)": spread(loss_score(model, noisy.split, captions, seed)),
-        "LEMoN, fixed weights": spread(lemon_score(audit.neighbors)),
-        "LEMoN, tuned on labels": spread(lemon_score(audit.neighbors, tuned)),
+        "LEMoN, fixed weights": spread(lemon_score(neighbors)),
+        "LEMoN, tuned on labels": spread(lemon_score(neighbors, tuned)),
         "audit": audit.suspicion,
     }
 

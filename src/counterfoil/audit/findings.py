@@ -25,7 +25,7 @@ SIGN_NAMES: dict[str, str] = {
     "low-score": "low score",
     "other-image": "another image fits better",
     "other-caption": "another caption fits better",
-    "neighbors": "similar pairs disagree",
+    "neighbors": "captions of similar images differ",
     "wrong-words": "words that do not fit",
     "near-duplicate": "nearly the same caption elsewhere",
 }

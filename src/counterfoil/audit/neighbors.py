@@ -56,7 +56,7 @@ class Side:
 
 @dataclass(frozen=True)
 class Neighbors:
-    """Neighbors of the pairs of ``captions``: by image and by caption.
+    """Neighbors of the pairs of ``captions``: by image and, if they were searched, by caption.
 
     ``match`` [pairs] is the distance of a pair's own two parts.
     """
@@ -64,7 +64,7 @@ class Neighbors:
     captions: Ints
     match: Floats
     by_image: Side
-    by_caption: Side
+    by_caption: Side | None
 
 
 def find_neighbors(
@@ -72,13 +72,14 @@ def find_neighbors(
     split: Split,
     captions: Ints | None = None,
     *,
-    count: int = COUNT,
+    by_caption: bool = True,
     seed: int = 0,
     progress: Progress | None = None,
 ) -> Neighbors:
     """Neighbors of the captions of readable images, or of those given, which must be readable.
 
-    One vector per image and caption is in memory; fragments are encoded batch by batch.
+    Without ``by_caption``, only those by image are found. One vector per image and caption is
+    in memory; fragments are encoded batch by batch.
     """
     progress = progress or Silent()
     row_of = np.full(len(split), -1, dtype=np.int64)
@@ -100,7 +101,9 @@ def find_neighbors(
         raise DataError(f"split '{split.name}' has no readable image with a caption")
     images, words = (torch.cat(each).to(model.device) for each in (parts, vectors))
     owner = row_of[split.image_of[captions]]
-    return neighbors_of(images, words, owner, captions, count, seed, progress)
+    return neighbors_of(
+        images, words, owner, captions, by_caption=by_caption, seed=seed, progress=progress
+    )
 
 
 @torch.inference_mode()
@@ -109,7 +112,9 @@ def neighbors_of(
     texts: Tensor,
     owner: Ints,
     captions: Ints,
+    *,
     count: int = COUNT,
+    by_caption: bool = True,
     seed: int = 0,
     progress: Progress | None = None,
 ) -> Neighbors:
@@ -124,22 +129,23 @@ def neighbors_of(
         chosen = np.sort(np.random.default_rng(seed).choice(chosen, MAX_REFERENCE, replace=False))
     pool = torch.from_numpy(chosen).to(images.device)
     pool_images, pool_texts = images[of[pool]], texts[pool]
-    by_image, by_caption = [], []
+    sides: tuple[list[Side], list[Side]] = ([], [])
     for row in progress.track(rows, "neighbors", len(rows)):
         image, text, same = images[of[row]], texts[row], row[:, None] == pool[None]
         for found, (own, own_pool), (other, other_pool) in (
-            (by_image, (image, pool_images), (text, pool_texts)),
-            (by_caption, (text, pool_texts), (image, pool_images)),
-        ):
+            (sides[0], (image, pool_images), (text, pool_texts)),
+            (sides[1], (text, pool_texts), (image, pool_images)),
+        )[: 1 + by_caption]:
             similar = (own @ own_pool.T).masked_fill(same, -torch.inf)
             values, where = similar.topk(min(count, len(pool)), dim=1)
             gap = 1 - (other[:, None] * other_pool[where]).sum(-1)
             found.append(_side(values, gap, match[pool[where]], pool[where]))
-    sides = (
+    joined = [
         Side(*(np.concatenate([getattr(part, name) for part in parts]) for name in NAMES))
-        for parts in (by_image, by_caption)
-    )
-    return Neighbors(captions, match.cpu().numpy(), *sides)
+        for parts in sides
+        if parts
+    ]
+    return Neighbors(captions, match.cpu().numpy(), joined[0], joined[1] if by_caption else None)
 
 
 NAMES = ("near", "gap", "match", "pairs")

@@ -198,18 +198,21 @@ def _read_split(
     cache: Path,
     bars: Progress,
 ) -> Split:
-    """The split to audit, with features of the kind that the first model reads."""
+    """The images to audit, with features of the kind that the first model reads."""
     from counterfoil.data.load import load_pairs
+    from counterfoil.data.pairs import Pairs
     from counterfoil.data.splits import evenly_spaced
     from counterfoil.features import with_fragments
-    from counterfoil.training.run_data import evaluation_split
+    from counterfoil.training.run_folder import load_model
 
-    if runs:
-        pairs = evaluation_split(runs[0], data, format, options, cache, bars)
-    else:
-        read = load_pairs(data, format, options=options, cache_dir=cache, progress=bars)
-        pairs = with_fragments(read, cache, "segments", {}, bars)
-    return evenly_spaced(pairs[name], most)
+    pairs = load_pairs(data, format, options=options, cache_dir=cache, progress=bars)
+    chosen = evenly_spaced(pairs[name], most)
+    reader = load_model(runs[0], "cpu") if runs else None
+    extractor = "segments" if reader is None else reader.fragments_from or "segments"
+    settings = {} if reader is None else reader.fragments_options
+    # features of these images only: to extract those of all others may take hours
+    alone = Pairs(pairs.name, {chosen.name: chosen})
+    return with_fragments(alone, cache, extractor, settings, bars)[chosen.name]
 
 
 def _sources(
