@@ -74,9 +74,9 @@ def test_a_cell_that_is_stored_is_not_measured_again(cells, task, monkeypatch) -
 
 
 def test_results_are_read_back_without_the_single_cells(cells, task, tmp_path) -> None:
-    write_results(tmp_path, cells)
+    write_results(tmp_path, cells, drawn=cells)
     assert read_cells(tmp_path) == read_cells(task.out) == cells
-    assert list(tmp_path.glob("*.svg"))
+    assert [path.name for path in tmp_path.glob("*.svg")] == ["test-random-30-learned.svg"]
     assert json.loads((tmp_path / "results.json").read_text())["cells"][0]["noise"] == "random"
 
 
@@ -102,6 +102,9 @@ def test_a_page_is_filled_between_its_marks(cells, tmp_path) -> None:
     assert to_markdown(cells) in text
     fill_page(page, cells)
     assert page.read_text() == text
+    (tmp_path / "test-random-30-learned.svg").write_text("<svg/>")
+    fill_page(page, cells, ".")
+    assert "(./test-random-30-learned.svg)" in page.read_text()
     page.write_text("no marks")
     with pytest.raises(DataError, match="marks"):
         fill_page(page, cells)

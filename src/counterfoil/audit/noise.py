@@ -151,10 +151,14 @@ def _noun(split: Split, order: Numbers, rng: np.random.Generator, seed: int) -> 
     owner = split.image_of
     for caption in order.tolist():
         for noun in rng.permutation(nouns[caption]).tolist():
-            donors = [each for each in having[noun] if owner[each] != owner[caption]]
-            if donors:
-                yield caption, split.texts[donors[int(rng.integers(len(donors)))]]
-                break
+            donors = having[noun]
+            if owner[donors[0]] == owner[donors[-1]]:  # they are sorted: no other image has it
+                continue
+            donor = donors[int(rng.integers(len(donors)))]
+            while owner[donor] == owner[caption]:
+                donor = donors[int(rng.integers(len(donors)))]
+            yield caption, split.texts[donor]
+            break
 
 
 def nouns_of(text: str) -> list[str]:

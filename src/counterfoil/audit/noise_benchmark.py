@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,9 +34,6 @@ from counterfoil.models.model import Model
 from counterfoil.plots.charts import line_chart, save_figure
 from counterfoil.training.run import new_model
 from counterfoil.training.trainer import Trainer
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 FORMAT = 1
 """To increase with every change that makes stored cells incomparable."""
@@ -290,13 +287,15 @@ def _parse(path: Path) -> list[Any]:
     return cells
 
 
-def write_results(folder: Path, cells: Sequence[Cell]) -> None:
-    """The cells as one JSON file, their tables as Markdown, their curves as pictures."""
+def write_results(folder: Path, cells: Sequence[Cell], drawn: Sequence[Cell] = ()) -> None:
+    """All cells as one JSON file, their tables as Markdown, the curves of some as pictures."""
     folder.mkdir(parents=True, exist_ok=True)
     lines = ",\n".join(json.dumps(cell.as_dict(), ensure_ascii=False) for cell in cells)
     write_atomically(folder / RESULTS, f'{{"cells": [\n{lines}\n]}}\n')
     write_atomically(folder / "results.md", to_markdown(cells))
-    for name, figure in curves(cells).items():
+    for name, (title, cell) in curves(drawn).items():
+        series = {method: list(found.curve) for method, found in cell.methods.items()}
+        figure = line_chart(series, title, "recall (%)", "precision (%)")
         save_figure(figure, folder / f"{name}.svg")
 
 
@@ -362,8 +361,11 @@ def to_markdown(cells: Sequence[Cell]) -> str:
 PAGE_START, PAGE_END = "<!-- audit-results -->", "<!-- /audit-results -->"
 
 
-def fill_page(page: Path, cells: Sequence[Cell]) -> int:
-    """Rewrite the tables between two marks of a Markdown page; returns their number."""
+def fill_page(page: Path, cells: Sequence[Cell], folder: str = "") -> int:
+    """Rewrite the tables between two marks of a Markdown page; returns their number.
+
+    ``folder`` has the pictures, from the page.
+    """
     if not cells:
         raise DataError("there are no stored results to write; measure some first")
     try:
@@ -374,20 +376,30 @@ def fill_page(page: Path, cells: Sequence[Cell]) -> int:
     _, end, after = rest.partition(PAGE_END)
     if not start or not end:
         raise DataError(f"{page}: expected the marks '{PAGE_START}' and '{PAGE_END}'")
-    write_atomically(page, f"{before}{start}\n\n{to_markdown(cells)}\n{end}{after}")
+    pictures = [
+        f"    ![{title}]({folder}/{name}.svg)\n"
+        for name, (title, _) in curves(cells).items()
+        if (page.parent / folder / f"{name}.svg").is_file()
+    ]
+    charts = ['??? note "Precision at each recall"\n', *pictures] if pictures else []
+    body = "\n".join([to_markdown(cells), *charts])
+    write_atomically(page, f"{before}{start}\n\n{body}\n{end}{after}")
     return len(groups(cells))
 
 
-def curves(cells: Sequence[Cell]) -> dict[str, Figure]:
-    """Precision over recall of all methods, a chart per table and model, of the first seed."""
-    figures = {}
-    for (split, one, noise, rate, _), own in groups(cells).items():
-        for model in dict.fromkeys(cell.model for cell in own):
-            first = next(cell for cell in own if cell.model == model)
-            series = {name: list(found.curve) for name, found in first.methods.items()}
-            each = "-one" if one else ""
-            slug = model.replace(", ", "-").replace(" ", "-")
-            name = f"{split}{each}-{noise}-{100 * rate:g}-{slug}"
-            title = f"{model}: {noise} noise, {100 * rate:g} % of {split}, seed {first.seed}"
-            figures[name] = line_chart(series, title, "recall (%)", "precision (%)")
-    return figures
+def curves(cells: Sequence[Cell]) -> dict[str, tuple[str, Cell]]:
+    """Precision over recall: the name and title of each chart, and its cell.
+
+    There is one for each model and kind of noise, at the highest rate and of the first seed.
+    """
+    chosen: dict[tuple[Any, ...], tuple[str, str, Cell]] = {}
+    for (split, one, noise, rate, captions), own in groups(cells).items():
+        for cell in own:
+            key = (split, one, noise, captions, cell.model)
+            if key in chosen and (chosen[key][2].rate, -chosen[key][2].seed) >= (rate, -cell.seed):
+                continue
+            slug = cell.model.replace(", ", "-").replace(" ", "-")
+            name = f"{split}{'-one' if one else ''}-{noise}-{100 * rate:g}-{slug}"
+            title = f"{cell.model}: {noise} noise, {100 * rate:g} % of {split}, seed {cell.seed}"
+            chosen[key] = (name, title, cell)
+    return {name: (title, cell) for name, title, cell in chosen.values()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -178,7 +179,7 @@ def benchmark(
         data=data if data == SCENES else Path(data).name,
     )
     cells = task.run(bars)
-    write_results(out, read_cells(out))
+    write_results(out, read_cells(out), drawn=cells)
     _show(cells, out, markdown, as_json)
 
 
@@ -233,9 +234,10 @@ def _collect(out: Path, page: Path | None) -> None:
 
     cells = read_cells(out)
     if page is not None:
-        typer.echo(f"{page}: {fill_page(page, cells)} tables written")
+        folder = os.path.relpath(out, page.parent)
+        typer.echo(f"{page}: {fill_page(page, cells, folder)} tables written")
         return
-    write_results(out, cells)
+    write_results(out, cells, drawn=cells)
     typer.echo(f"{out}: {len(cells)} cells")
 
 
