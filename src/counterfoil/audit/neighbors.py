@@ -154,10 +154,10 @@ NAMES = ("near", "gap", "match", "pairs")
 def _side(similar: Tensor, gap: Tensor, match: Tensor, pairs: Tensor) -> Side:
     """Without the pair itself, which is among the best if there are too few others."""
     lost = similar == -torch.inf
-    near, gap, match = (
+    near, far, own = (
         part.masked_fill(lost, torch.nan).cpu().numpy() for part in (1 - similar, gap, match)
     )
-    return Side(near, gap, match, pairs.masked_fill(lost, -1).cpu().numpy())
+    return Side(near, far, own, pairs.masked_fill(lost, -1).cpu().numpy())
 
 
 def disagreement(side: Side, reliable: Values) -> Values:
