@@ -15,7 +15,7 @@
 set -euo pipefail
 
 here=$(cd "$(dirname "$0")/../.." && pwd)
-DATA=$(realpath "${DATA:-lite2-36}")
+DATA=$(realpath -m "${DATA:-lite2-36}")
 RESULTS=$(realpath -m "${RESULTS:-$here/docs/results/flickr8k/audit}")
 SEEDS=${SEEDS:-0 1 2} JOBS=${JOBS:-14} LIMIT=${LIMIT:-230} DEVICE=${DEVICE:-auto}
 if command -v nvidia-smi > /dev/null; then MORE=${MORE-train.precision=bf16 data.features_on_gpu=true}; else MORE=${MORE-}; fi
@@ -24,8 +24,6 @@ SMALL="model.embed_size=256 objective.hardest.warmup_epochs=20 train.epochs=6 tr
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
 end=$((SECONDS + LIMIT))
 
-[ -e "$DATA/features.json" ] || { echo "DATA=$DATA: no features; make them with reproduction/flickr8k/run.sh features" >&2; exit 2; }
-mkdir -p "$RESULTS"
 
 # One line per process: a noise, a rate, a seed and what differs.
 zoo() {
@@ -56,6 +54,8 @@ train() {
 # Reads lines, JOBS of them at a time, until LIMIT. What a stopped process has measured stays.
 measure() {
   local line failed=0
+  [ -e "$DATA/features.json" ] || { echo "DATA=$DATA: no features; make them with reproduction/flickr8k/run.sh features" >&2; return 2; }
+  mkdir -p "$RESULTS"
   while read -r line; do
     while [ "$(jobs -rp | wc -l)" -ge "$JOBS" ]; do wait -n || failed=1; done
     [ "$LIMIT" = 0 ] || [ $SECONDS -lt $end ] || break
