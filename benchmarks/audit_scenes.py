@@ -1,6 +1,7 @@
 """How well an audit finds captions that were made wrong at a known rate, on the drawn scenes.
 
-    python benchmarks/audit_scenes.py runs/scenes-naaf --split test --swapped 0.05 --words 0.10
+    python benchmarks/audit_scenes.py scenes-naaf --images 500 --swapped 0.05 --words 0.10
+    python benchmarks/audit_scenes.py runs/scenes-naaf --split test
 
 A share of the captions is given to other images (data/splits.py), of others one to three words are
 exchanged so that they are false for sure (evaluation/words/cases.py); the audit is told nothing.
@@ -17,6 +18,7 @@ from counterfoil.audit.audit import Audit, audit_split
 from counterfoil.audit.benchmark import Corrupted, corrupt, measure_audit
 from counterfoil.audit.suspicion import SIGNS
 from counterfoil.core.progress import Silent
+from counterfoil.core.zoo import resolve
 from counterfoil.evaluation.report import markdown_table
 from counterfoil.training.run_data import evaluation_split
 from counterfoil.training.run_folder import load_model
@@ -37,10 +39,17 @@ def by_threshold(audit: Audit, clean: Audit, truth: Corrupted) -> list[tuple[str
     return rows
 
 
+def _drawn(options: argparse.Namespace) -> dict[str, list[int]]:
+    return {
+        "images": [options.images * (options.split == name) for name in ("train", "dev", "test")]
+    }
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("run", type=Path)
     parser.add_argument("--split", default="test")
+    parser.add_argument("--images", type=int, help="newly drawn scenes, not the run's own data")
     parser.add_argument("--swapped", type=float, default=0.05)
     parser.add_argument("--words", type=float, default=0.10)
     parser.add_argument("--threshold", type=float, default=0.5)
@@ -49,8 +58,10 @@ def main() -> int:
     parser.add_argument("--cache", type=Path, default=Path.home() / ".cache" / "counterfoil")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    model = load_model(options.run, options.device)
-    pairs = evaluation_split(options.run, None, None, {}, options.cache, Silent())
+    run = resolve(options.run, cache=options.cache)
+    model = load_model(run, options.device)
+    data, settings = (None, {}) if options.images is None else ("scenes", _drawn(options))
+    pairs = evaluation_split(run, data, None, settings, options.cache, Silent())
     split = pairs[options.split]
     print("auditing the split as it is …", file=sys.stderr)
     clean = audit_split(model, split, threshold=options.threshold)

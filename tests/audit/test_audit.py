@@ -9,9 +9,11 @@ import pytest
 
 import counterfoil as cf
 from counterfoil.audit import audit_split
+from counterfoil.audit.audit import _rival_leads
 from counterfoil.audit.benchmark import corrupt, measure_audit
 from counterfoil.audit.suspicion import SIGNS
 from counterfoil.core.errors import ConfigError
+from counterfoil.data.duplicates import Duplicate
 from counterfoil.data.load import load_pairs
 from counterfoil.data.text.words import caption_words
 from counterfoil.evaluation.words.evaluate import roc_auc
@@ -103,14 +105,22 @@ def test_the_same_said_of_another_image_is_a_likely_false_negative(learned, conc
     assert found.near_duplicate_images >= 1
 
 
-def test_a_better_image_that_says_the_same_is_no_sign(learned, concepts) -> None:
+def test_a_better_image_that_says_the_same_is_no_rival(learned, concepts) -> None:
     split = concepts.test.select(range(20))
     captions = [list(texts) for texts in split.captions]
     captions[7][0] = captions[3][0]
-    audit = audit_split(learned, replace(split, captions=captions))
+    survey = audit_split(learned, replace(split, captions=captions)).survey
     number = 2 * 7
-    assert audit.survey.other[number] == 3
-    assert audit.signs[number, 1] == 0.0
+    assert survey.other[number] == 3
+    plain = (survey.other_score - survey.own).astype(np.float64)
+    same = Duplicate(frozenset({3, 7}), 7, 2 * 3, 1.0)
+    next_best = survey.rival_score[number, 1] - survey.own[number]
+    leads = _rival_leads(survey, {number: same})
+    assert leads[number] == pytest.approx(next_best)
+    assert leads[number] < plain[number]
+    np.testing.assert_array_equal(np.delete(leads, number), np.delete(plain, number))
+    everywhere = replace(same, images=frozenset(range(20)))
+    assert np.isnan(_rival_leads(survey, {number: everywhere})[number])
 
 
 def test_words_of_the_most_suspicious_captions_are_examined_first(learned, truth) -> None:

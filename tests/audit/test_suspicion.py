@@ -7,17 +7,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import counterfoil as cf
 from counterfoil.audit.suspicion import (
-    MIN_NAMED_EVIDENCE,
+    SIGNS,
+    WEIGHTS,
     CaptionWord,
     Scale,
     UsualEffects,
     combine,
+    deviations_of,
     evidence,
+    measure_effects,
 )
+from counterfoil.data.text.words import caption_words
+from counterfoil.models.explain import explain
 
 values = st.lists(st.floats(-100, 100), min_size=1, max_size=40).map(np.array)
-shares = st.lists(st.tuples(*[st.floats(0, 1)] * 3), min_size=1, max_size=20).map(np.array)
+tables = st.lists(st.tuples(*[st.floats(-9, 9)] * len(SIGNS)), min_size=3, max_size=20).map(
+    np.array
+)
 
 
 @given(values, st.floats(0.1, 10), st.floats(-5, 5))
@@ -51,13 +59,32 @@ def test_three_deviations_are_even_odds() -> None:
     assert found[4] == 1.0
 
 
-@given(shares)
-def test_more_evidence_never_makes_a_caption_less_suspicious(signs) -> None:
-    whole = combine(signs)
-    assert (whole >= signs.max(1) - 1e-12).all()
-    assert (whole <= 1).all()
-    assert (combine(np.minimum(signs + 0.1, 1)) >= whole - 1e-12).all()
-    assert (signs.max(1)[whole >= 0.5] >= MIN_NAMED_EVIDENCE).all()
+@given(tables)
+def test_captions_are_ordered_by_the_weighted_sum_of_their_signs(deviations) -> None:
+    suspicion = combine(deviations)
+    whole = deviations @ np.array([WEIGHTS[sign] for sign in SIGNS])
+    assert ((suspicion >= 0) & (suspicion <= 1)).all()
+    order = np.argsort(whole)
+    assert (np.diff(suspicion[order]) >= -1e-12).all()
+
+
+def test_a_sign_that_is_not_there_counts_for_nothing() -> None:
+    rows = np.random.default_rng(0).normal(size=(50, len(SIGNS)))
+    rows[3, 1] = 0.0
+    without = rows.copy()
+    without[3, 1] = np.nan
+    np.testing.assert_array_equal(combine(rows), combine(without))
+    z = deviations_of(np.array([1.0, 2.0, 3.0, np.nan, 100.0]))
+    assert np.isnan(z[3])
+    assert z[4] > 20
+
+
+def test_signs_that_agree_outweigh_a_single_one() -> None:
+    rows = np.random.default_rng(1).normal(size=(500, len(SIGNS)))
+    rows[0], rows[1] = 0.0, 2.5
+    rows[0, SIGNS.index("other-image")] = 4.0
+    suspicion = combine(rows)
+    assert suspicion[1] > 0.5 > suspicion[0]
 
 
 def spoken(**effects: float) -> list[CaptionWord]:
@@ -78,3 +105,31 @@ def test_a_rare_word_is_taken_for_an_ordinary_one() -> None:
     assert -0.1 < usual.of("yak") < 0.2
     assert usual.worst([]) == 0.0
     assert UsualEffects([]).of("dog") == 0.0
+
+
+@pytest.mark.parametrize("name", ["scan-t2i", "rvse-mlp"])
+def test_effects_of_a_batch_are_those_of_explain(name, concepts) -> None:
+    model = cf.create(name, concepts, embed_size=16, text={"word_dim": 8})
+    split = concepts.test.select(range(6))
+    found = measure_effects(model, split, range(len(split.texts)))
+    for number, text in enumerate(split.texts):
+        match = explain(model, split.fragments.read(int(split.image_of[number])), text)
+        assert found.method == match.method
+        expected = [each for each in match.words if not each.is_punctuation]
+        assert [each.word for each in found.words[number]] == [each.word for each in expected]
+        assert [each.span for each in found.words[number]] == [each.span for each in expected]
+        effects = [each.effect for each in found.words[number]]
+        np.testing.assert_allclose(effects, [each.effect for each in expected], atol=1e-5)
+    assert any(caption_words(text) for text in split.texts)
+
+
+def test_many_errors_hardly_move_what_is_usual() -> None:
+    rng = np.random.default_rng(0)
+    calm, wild = rng.normal(size=600), rng.normal(6, 2, size=400)
+    clean, noisy = Scale.of_usual(calm), Scale.of_usual(np.concatenate([calm, wild]))
+    assert noisy.median == pytest.approx(clean.median, abs=0.35)
+    assert noisy.spread == pytest.approx(1.0, abs=0.35)
+    # the plain median and its deviation are moved far
+    assert Scale.of(np.concatenate([calm, wild])).spread > 2
+    assert Scale.of_usual(np.full(5, 0.3)).spread == 0.0
+    assert Scale.of_usual(np.array([2.0])).median == 2.0

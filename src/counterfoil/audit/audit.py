@@ -10,16 +10,20 @@ from numpy.typing import NDArray
 
 from counterfoil.audit.describe import Corrector, Describer
 from counterfoil.audit.findings import Finding, Summary
+from counterfoil.audit.neighbors import Neighbors, disagreement, find_neighbors
 from counterfoil.audit.survey import SplitSurvey, SurveyCheckpoint, survey_split
 from counterfoil.audit.suspicion import (
-    RIVAL_CENTER,
+    CENTER,
+    CENTERS,
     SIGNS,
     SUSPICIOUS_FROM,
+    WORDS,
     Scale,
     UsualEffects,
     Values,
     WordEffects,
     combine,
+    deviations_of,
     evidence,
     measure_effects,
     named_signs,
@@ -44,8 +48,8 @@ class Audit:
 
     ``findings`` lists captions with a suspicion of at least ``threshold``, and near-duplicates;
     ``summary`` does not depend on the threshold. ``suspicion`` [captions] is NaN for unreadable
-    images, ``signs`` [captions, 3] the evidence it combines. ``word_effects`` are the words of the
-    examined captions, ``word_doubts`` their shortfalls in robust deviations.
+    images, ``signs`` [captions, signs] the evidence for its reasons. ``word_effects`` are the words
+    of the examined captions, ``word_doubts`` their shortfalls in robust deviations.
     """
 
     split: Split
@@ -90,16 +94,20 @@ def audit_split(
     duplicates = near_duplicates(
         {int(number): split.texts[int(number)] for number in captions}, split.image_of.tolist()
     )
-    signs = _score_signs(survey, duplicates)
-    chosen, reference = _choose(combine(signs[captions]), captions, examined, seed)
+    neighbors = find_neighbors(
+        model, split, captions, by_caption=False, seed=seed, progress=progress
+    )
+    deviations, signs = _score_signs(survey, duplicates, neighbors)
+    chosen, reference = _choose(combine(deviations[captions]), captions, examined, seed)
     effects = measure_effects(model, split, chosen, progress)
     usual = UsualEffects(effects.words[number] for number in reference)
     scale = _word_scale(usual, effects, reference)
     if scale is not None:
         worst = np.array([usual.worst(effects.words[number]) for number in chosen])
-        signs[chosen, 2] = evidence(scale.z(worst))
+        deviations[chosen, WORDS] = scale.z(worst)
+        signs[chosen, WORDS] = evidence(scale.z(worst))
     suspicion = np.full(len(survey.own), np.nan)
-    suspicion[captions] = combine(signs[captions])
+    suspicion[captions] = combine(deviations[captions])
     describer = Describer(split, survey, signs, suspicion, duplicates, effects, usual, scale)
     findings = describer.findings(threshold)
     if corrector is not None:
@@ -109,22 +117,48 @@ def audit_split(
     return Audit(split, summary, findings, threshold, survey, suspicion, signs, doubts, effects)
 
 
-def _score_signs(survey: SplitSurvey, duplicates: dict[int, Duplicate]) -> Values:
-    """Evidence [captions, signs] from the scores alone; that of words is still 0."""
-    captions = survey.captions
-    signs = np.zeros((len(survey.own), len(SIGNS)))
-    own = -survey.own[captions].astype(np.float64)
-    signs[captions, 0] = evidence(Scale.of(own).z(own))
-    rivalled = captions[survey.other[captions] >= 0]
-    if len(rivalled):
-        lead = (survey.other_score - survey.own)[rivalled].astype(np.float64)
-        signs[rivalled, 1] = evidence(Scale.of(lead).z(lead), RIVAL_CENTER)
-    # No evidence if the own image ranks first, or if the rival has nearly the same caption.
-    signs[captions[survey.rank[captions] == 1], 1] = 0.0
+def _score_signs(
+    survey: SplitSurvey, duplicates: dict[int, Duplicate], neighbors: Neighbors
+) -> tuple[Values, Values]:
+    """Deviations and evidence [captions, signs] without those of words."""
+    captions, own = survey.captions, survey.own.astype(np.float64)
+    deviations = np.full((len(own), len(SIGNS)), np.nan)
+    signs = np.zeros((len(own), len(SIGNS)))
+    low = deviations_of(-own[captions])
+    # A pair that fits badly itself says little about its neighbors.
+    reliable = evidence(-low, 0.0)
+    pool = np.where(survey.pool >= 0, survey.pool_score, np.nan).astype(np.float64)
+    known = ~np.isnan(pool).all(1)
+    best_captions = np.full(len(pool), np.nan)
+    best_captions[known] = np.nanmean(pool[known], axis=1)
+    leads = {
+        "low-score": low,
+        "other-image": _rival_leads(survey, duplicates)[captions],
+        "other-caption": (best_captions[survey.image_of] - own)[captions],
+        "neighbors": disagreement(neighbors.by_image, reliable),
+    }
+    for name, values in leads.items():
+        k = SIGNS.index(name)
+        z = deviations_of(np.where(np.isfinite(values), values, np.nan))
+        deviations[captions, k] = z
+        found = np.nan_to_num(evidence(z, CENTERS.get(name, CENTER)))
+        # No evidence if the own image, or this caption, is ahead of all others.
+        signs[captions, k] = np.where(values > 0, found, 0.0) if name in CENTERS else found
+    return deviations, signs
+
+
+def _rival_leads(survey: SplitSurvey, duplicates: dict[int, Duplicate]) -> Values:
+    """Lead [captions] of the best other image without nearly the same caption; NaN if none is near.
+
+    Only the stored `RIVALS` are looked at.
+    """
+    leads = (survey.other_score - survey.own).astype(np.float64)
+    leads[survey.other < 0] = np.nan
     for number, duplicate in duplicates.items():
-        if int(survey.other[number]) in duplicate.images:
-            signs[number, 1] = 0.0
-    return signs
+        free = np.array([int(image) not in duplicate.images for image in survey.rivals[number]])
+        scores = survey.rival_score[number][free & (survey.rivals[number] >= 0)]
+        leads[number] = scores[0] - survey.own[number] if len(scores) else np.nan
+    return leads
 
 
 def _choose(

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from itertools import accumulate
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,15 +10,13 @@ from numpy.typing import NDArray
 from counterfoil.audit.audit import Audit
 from counterfoil.audit.describe import DOUBTFUL_DEVIATIONS
 from counterfoil.audit.findings import Finding, Planted
+from counterfoil.audit.noise import Marks, drawn_foils, with_texts
 from counterfoil.audit.suspicion import Values
 from counterfoil.core.errors import ConfigError
 from counterfoil.data.pairs import Split
 from counterfoil.data.splits import shuffled_captions
 from counterfoil.evaluation.report import Report
-from counterfoil.evaluation.words.cases import FoilCase, make_foils
 from counterfoil.evaluation.words.evaluate import Ranking
-
-Marks = NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
@@ -56,27 +52,13 @@ def corrupt(split: Split, swapped: float, words: float, seed: int = 0) -> Corrup
     texts = list(shuffled.texts)
     wrong: dict[int, tuple[str, ...]] = {}
     if words > 0:
-        cases = _by_caption(split, make_foils(split, seed=seed).cases)
+        cases = drawn_foils(split, seed)
         eligible = np.array([k for k in sorted(cases) if index[k] == k], dtype=np.int64)
         count = min(round(words * len(texts)), len(eligible))
         for caption in np.random.default_rng(seed).choice(eligible, size=count, replace=False):
             case = cases[int(caption)]
             texts[int(caption)], wrong[int(caption)] = case.foil, case.wrong
-    return Corrupted(_with_texts(shuffled, texts), swapped_mask, wrong)
-
-
-def _by_caption(split: Split, cases: Sequence[FoilCase]) -> dict[int, FoilCase]:
-    """The foil of each caption that has one, by the caption's number."""
-    by_text = {(case.image, case.caption): case for case in cases}
-    keys = zip(split.image_of.tolist(), split.texts, strict=True)
-    return {number: by_text[key] for number, key in enumerate(keys) if key in by_text}
-
-
-def _with_texts(split: Split, texts: Sequence[str]) -> Split:
-    ends = list(accumulate(len(captions) for captions in split.captions))
-    starts = [0, *ends[:-1]]
-    captions = [list(texts[start:end]) for start, end in zip(starts, ends, strict=True)]
-    return replace(split, captions=captions, extras=None)
+    return Corrupted(with_texts(shuffled, texts), swapped_mask, wrong)
 
 
 class DetectionMeasures(Report):

@@ -131,6 +131,12 @@ class Describer:
         if sign == "other-image":
             above = int(survey.rank[number]) - 1
             return f"{above} of {survey.compared - 1} other images fit at least as well"
+        if sign == "other-caption":
+            pool = survey.pool_score[int(survey.image_of[number])]
+            better = int((pool > survey.own[number]).sum())
+            return f"{better} or more captions of other images fit this image better"
+        if sign == "neighbors":
+            return "the captions of this image and of similar ones are unlike this caption"
         if not words:
             return "the caption as a whole fits less than usual; no single word stands out"
         named = ", ".join(f"“{word.word}”" for word in words)

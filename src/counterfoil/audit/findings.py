@@ -17,11 +17,15 @@ from counterfoil.data.text.words import STOP_WORDS, words
 from counterfoil.evaluation.report import Report
 
 Kind = Literal["mismatch", "false-negative"]
-Sign = Literal["low-score", "other-image", "wrong-words", "near-duplicate"]
+Sign = Literal[
+    "low-score", "other-image", "other-caption", "neighbors", "wrong-words", "near-duplicate"
+]
 
 SIGN_NAMES: dict[str, str] = {
     "low-score": "low score",
     "other-image": "another image fits better",
+    "other-caption": "another caption fits better",
+    "neighbors": "captions of similar images differ",
     "wrong-words": "words that do not fit",
     "near-duplicate": "nearly the same caption elsewhere",
 }

@@ -42,7 +42,7 @@ IMAGE_BYTES = 1 << 30
 MAX_BLOCK_IMAGES = 1 << 14
 BATCH = 256
 
-FORMAT = 2
+FORMAT = 3
 """To increase with every change of the stored state or of the blocks of a split."""
 
 OPERATIONS = 20_000_000
@@ -63,9 +63,12 @@ POOL_SIZE = 5
 OWN_PAIR_BATCH = 128
 """Captions scored with their own images per batch."""
 
+RIVALS = 5
+"""Other images that are stored per caption, best first."""
+
 NO_IMAGE = -1
 
-ARRAYS = ("has_own", "own", "above", "other", "other_score", "pool", "pool_score")
+ARRAYS = ("has_own", "own", "above", "rivals", "rival_score", "pool", "pool_score")
 """Arrays of `_SurveyState` over captions and images."""
 
 
@@ -208,22 +211,33 @@ def _fragment_bytes(split: Split, image: int) -> bytes:
 class SplitSurvey:
     """Scores and ranks of the captions of a split.
 
-    Arrays [captions]: ``own``, the score with the own image (NaN if it is unreadable); ``rank`` of
-    that image among ``compared`` (1 is best, ties count against it); ``other``, the best other
-    image (−1 if there is none), and its score. Arrays [images, POOL_SIZE]: ``pool``, the best
-    captions of other images, best first (−1 if there are no more), and their scores. ``unknown``
-    are captions with words unknown to the model, which were removed.
+    Arrays [captions]: ``image_of``, the own image; ``own``, the score with it (NaN if it is
+    unreadable); ``rank`` of that image among ``compared`` (1 is best, ties count against it).
+    Arrays [captions, RIVALS]: ``rivals``, the best other images, best first (−1 if there are no
+    more), and their scores. Arrays [images, POOL_SIZE]: ``pool``, the best captions of other
+    images, and their scores. ``unknown`` are captions with words unknown to the model, which were
+    removed.
     """
 
+    image_of: Ints
     own: Floats
     rank: Ints
-    other: Ints
-    other_score: Floats
+    rivals: Ints
+    rival_score: Floats
     pool: Ints
     pool_score: Floats
     compared: int
     skipped: list[str]
     unknown: dict[int, KnownText]
+
+    @property
+    def other(self) -> Ints:
+        """The best other image of each caption [captions]; −1 if there is none."""
+        return self.rivals[:, 0]
+
+    @property
+    def other_score(self) -> Floats:
+        return self.rival_score[:, 0]
 
     @property
     def captions(self) -> Ints:
@@ -283,8 +297,8 @@ class _SurveyState:
         self.has_own = torch.zeros(captions, dtype=torch.bool)
         self.own = torch.full((captions,), torch.nan)
         self.above = torch.zeros(captions, dtype=torch.long)
-        self.other = torch.full((captions,), NO_IMAGE)
-        self.other_score = torch.full((captions,), -torch.inf)
+        self.rivals = torch.full((captions, RIVALS), NO_IMAGE)
+        self.rival_score = torch.full((captions, RIVALS), -torch.inf)
         self.pool = torch.full((images, POOL_SIZE), NO_IMAGE)
         self.pool_score = torch.full((images, POOL_SIZE), -torch.inf)
 
@@ -358,34 +372,38 @@ class _SurveyState:
         rows, columns = torch.tensor(images), torch.tensor(texts)
         others = scores.masked_fill(rows[:, None] == self.owner[columns][None], -torch.inf)
         self.above[columns] += (others >= self.own[columns]).sum(0)
-        best, where = others.max(0)
-        better = best > self.other_score[columns]
-        self.other_score[columns[better]] = best[better]
-        self.other[columns[better]] = rows[where[better]]
-        self._keep_pool(others, rows, columns)
-
-    def _keep_pool(self, others: Tensor, rows: Tensor, columns: Tensor) -> None:
-        best_here = others.topk(min(POOL_SIZE, len(columns)), dim=1)
-        scores = torch.cat([self.pool_score[rows], best_here.values], 1)
-        names = torch.cat([self.pool[rows], columns[best_here.indices]], 1)
-        best = scores.topk(POOL_SIZE, dim=1)
-        self.pool_score[rows] = best.values
-        self.pool[rows] = names.gather(1, best.indices)
+        _keep_best(self.rivals, self.rival_score, others.T, columns, rows)
+        _keep_best(self.pool, self.pool_score, others, rows, columns)
 
     def survey(self) -> SplitSurvey:
-        # Own captions, masked with −∞, remain in the pool if there are too few others.
+        # Own pairs, masked with −∞, remain if there are too few others.
         self.pool[self.pool_score == -torch.inf] = NO_IMAGE
+        self.rivals[self.rival_score == -torch.inf] = NO_IMAGE
         return SplitSurvey(
+            image_of=self.split.image_of,
             own=self.own.numpy(),
             rank=(1 + self.above).numpy(),
-            other=self.other.numpy(),
-            other_score=self.other_score.numpy(),
+            rivals=self.rivals.numpy(),
+            rival_score=self.rival_score.numpy(),
             pool=self.pool.numpy(),
             pool_score=self.pool_score.numpy(),
             compared=self.compared,
             skipped=[self.blocks.skipped[image] for image in sorted(self.blocks.skipped)],
             unknown=self.unknown,
         )
+
+
+def _keep_best(
+    kept: Tensor, kept_score: Tensor, scores: Tensor, rows: Tensor, columns: Tensor
+) -> None:
+    """Update the best columns of some rows, in place, with new scores [rows, columns]."""
+    count = kept.shape[1]
+    here = scores.topk(min(count, len(columns)), dim=1)
+    both = torch.cat([kept_score[rows], here.values], 1)
+    names = torch.cat([kept[rows], columns[here.indices]], 1)
+    best = both.topk(count, dim=1)
+    kept_score[rows] = best.values
+    kept[rows] = names.gather(1, best.indices)
 
 
 def _refuse_not_finite(scores: Tensor) -> None:

@@ -12,6 +12,7 @@ import typer
 from typer.core import TyperGroup
 
 import counterfoil.cli.options as opt
+from counterfoil.cli.audit_benchmark import benchmark
 from counterfoil.cli.audit_review import export, merge
 from counterfoil.cli.inputs import DataChoice, check_inputs
 from counterfoil.cli.output import print_json, print_line, print_table, say_fallback
@@ -32,10 +33,15 @@ TOO_MANY_CODE = 7
 
 
 class CheckByDefault(TyperGroup):
-    """`counterfoil audit RUN …` is short for `counterfoil audit check RUN …`."""
+    """`counterfoil audit RUN …` is short for `counterfoil audit check RUN …`.
+
+    `--benchmark` as the first argument is another name of the command `benchmark`.
+    """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        if args and args[0] not in self.commands and args[0] not in ("-h", "--help"):
+        if args and args[0] == "--benchmark":
+            args = ["benchmark", *args[1:]]
+        elif args and args[0] not in self.commands and args[0] not in ("-h", "--help"):
             args = ["check", *args]
         return super().parse_args(ctx, args)
 
@@ -183,6 +189,7 @@ def check(
 
 audit_app.command()(export)
 audit_app.command()(merge)
+audit_app.command()(benchmark)
 
 
 def _source(run: Path, choice: DataChoice) -> dict[str, Any] | None:

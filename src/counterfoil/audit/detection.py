@@ -1,0 +1,240 @@
+"""Scores of wrong captions by several methods, and how well each of them detects planted errors.
+
+Beside the audit's suspicion: the similarity alone, LEMoN's score of multimodal neighbors (Zhang et
+al., ICML 2025) and NCR's mixture of losses (Huang et al., 2021), all with the same model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import product
+
+import numpy as np
+import torch
+
+from counterfoil.audit.audit import Audit
+from counterfoil.audit.neighbors import Ints, Neighbors, Side, find_neighbors
+from counterfoil.audit.noise import Marks, NoisySplit
+from counterfoil.audit.suspicion import Scale, Values
+from counterfoil.core.errors import ArgumentError
+from counterfoil.core.tensors.modes import eval_mode
+from counterfoil.data.batches.collate import pad_fragments
+from counterfoil.data.pairs import Split
+from counterfoil.evaluation.report import Report
+from counterfoil.evaluation.words.evaluate import Ranking
+from counterfoil.models.model import Model
+from counterfoil.objectives.base import both_directions
+from counterfoil.objectives.ncr import clean_probability, pair_losses
+from counterfoil.scoring.encode import encode_texts
+
+FALSE_ALARMS = 0.05
+"""Share of the clean captions above the threshold that is chosen without labels."""
+
+CURVE_POINTS = 50
+LOSS_BATCH, LOSS_MARGIN = 128, 0.2
+"""Batch and margin of NCR's losses, as in its paper."""
+
+
+@dataclass(frozen=True)
+class Weights:
+    """LEMoN's: β and γ of both sides, τ₁ of their distances, τ₂ of the neighbors' own matches."""
+
+    by_image: float = 5.0
+    by_caption: float = 5.0
+    near: float = 0.1
+    match: float = 5.0
+
+
+FIXED = Weights()
+"""The setting of LEMoN's public code for data without labels."""
+
+SIDE_GRID = tuple(float(value) for value in range(0, 101, 5))
+DECAY_GRID = (0.0, 1.0, 5.0, 10.0)
+"""LEMoN's grid of the weights that it tunes on labels: β and γ, and τ₁ and τ₂."""
+
+
+def lemon_score(neighbors: Neighbors, weights: Weights = FIXED) -> Values:
+    """d(x, y) + β·sₙ + γ·sₘ [pairs]; higher is more likely wrong.
+
+    sₙ is the mean over the neighbors of the image of d(y, yⱼ)·exp(−τ₁·d(x, xⱼ))·exp(−τ₂·d(xⱼ, yⱼ)),
+    sₘ the same over the neighbors of the caption, with images and captions exchanged.
+    """
+    first, second = _side_scores(neighbors, weights.near, weights.match)
+    whole = neighbors.match + weights.by_image * first + weights.by_caption * second
+    return np.asarray(whole, dtype=np.float64)
+
+
+def _side_scores(neighbors: Neighbors, near: float, match: float) -> tuple[Values, Values]:
+    if neighbors.by_caption is None:
+        raise ArgumentError("LEMoN's score needs neighbors by caption: find_neighbors finds them")
+    first = _side_score(neighbors.by_image, near, match)
+    return first, _side_score(neighbors.by_caption, near, match)
+
+
+def _side_score(side: Side, near: float, match: float) -> Values:
+    terms = side.gap * np.exp(-near * side.near) * np.exp(-match * side.match)
+    known = np.maximum(1, (~np.isnan(terms)).sum(1))
+    return np.asarray(np.nansum(terms, axis=1) / known, dtype=np.float64)
+
+
+def tune_lemon(neighbors: Neighbors, labels: Marks, known: Marks) -> Weights:
+    """The weights of LEMoN's grid with the best F1 on the pairs of ``known`` labels."""
+    best, chosen = -1.0, FIXED
+    if not (labels & known).any():
+        return chosen
+    own, marks = neighbors.match[known].astype(np.float64), labels[known]
+    for near, match in product(DECAY_GRID, DECAY_GRID):
+        first, second = (values[known] for values in _side_scores(neighbors, near, match))
+        for beta, gamma in product(SIDE_GRID, SIDE_GRID):
+            value = best_f1(own + beta * first + gamma * second, marks)[0]
+            if value > best:
+                best, chosen = value, Weights(beta, gamma, near, match)
+    return chosen
+
+
+@torch.inference_mode()
+def loss_score(model: Model, split: Split, captions: Ints, seed: int = 0) -> Values:
+    """NCR's probability [captions] that a pair is mismatched, of the given, readable captions.
+
+    The loss of a pair is its mean hinge cost in a random batch. The probability is that of the
+    upper of two Gaussians of these losses; equal ones are ordered by the loss.
+    """
+    table = split.require_fragments()
+    losses = np.zeros(len(captions))
+    order = np.random.default_rng(seed).permutation(len(captions))
+    with eval_mode(model):
+        for start in range(0, len(order), LOSS_BATCH):
+            # the last batch is filled up, as a loss depends on the size of its batch
+            chosen = order[start : start + LOSS_BATCH]
+            filled = captions[np.concatenate([chosen, order[: LOSS_BATCH - len(chosen)]])]
+            owner = torch.from_numpy(split.image_of[filled]).to(model.device)
+            items = pad_fragments([table.read(int(split.image_of[k])) for k in filled])
+            images = model.encode_images(items.to(model.device))
+            texts = encode_texts(model, [split.texts[int(number)] for number in filled])
+            both = both_directions(model.matcher(images, texts), owner[:, None] == owner[None])
+            batch = pair_losses(both, LOSS_MARGIN)[: len(chosen)]
+            losses[chosen] = batch.double().cpu().numpy()
+    scaled = (losses - losses.min()) / (np.ptp(losses) or 1.0)
+    return 1 - clean_probability(losses) + 1e-6 * scaled
+
+
+def method_scores(
+    model: Model, noisy: NoisySplit, audit: Audit, seed: int = 0
+) -> dict[str, Values]:
+    """The score [captions] of each method, higher for wrong captions; NaN if not scored."""
+    captions = audit.survey.captions
+    neighbors = find_neighbors(model, noisy.split, captions, seed=seed)
+    wrong, labelled = noisy.wrong[captions], noisy.labelled[captions]
+    tuned = tune_lemon(neighbors, wrong, labelled)
+
+    def spread(values: Values) -> Values:
+        every = np.full(len(noisy.wrong), np.nan)
+        every[captions] = values
+        return every
+
+    return {
+        "similarity": -audit.survey.own.astype(np.float64),
+        "mixture of losses (NCR)": spread(loss_score(model, noisy.split, captions, seed)),
+        "LEMoN, fixed weights": spread(lemon_score(neighbors)),
+        "LEMoN, tuned on labels": spread(lemon_score(neighbors, tuned)),
+        "audit": audit.suspicion,
+    }
+
+
+def standardize(scores: Mapping[str, Values]) -> dict[str, Values]:
+    """Scores in robust deviations, so that those of several folds can be ranked together."""
+    result = {}
+    for name, values in scores.items():
+        known = ~np.isnan(values)
+        result[name] = np.full(len(values), np.nan)
+        result[name][known] = Scale.of(values[known]).z(values[known])
+    return result
+
+
+class Detection(Report):
+    """How well one method detects wrong captions, in percent.
+
+    ``f1_clean``: at the threshold that 5 % of the captions of the clean share exceed, so that no
+    error has to be known. ``f1_labelled``: at the threshold that is best on the labelled share.
+    ``f1_best``: at the threshold that is best on the measured captions themselves, which nobody
+    knows in practice. ``precision`` and ``recall`` belong to ``f1_clean``. ``curve`` has (recall,
+    precision) at equal steps of recall.
+    """
+
+    auroc: float
+    auprc: float
+    f1_clean: float
+    precision: float
+    recall: float
+    f1_labelled: float
+    f1_best: float
+    curve: tuple[tuple[float, float], ...]
+
+
+def detect(values: Values, noisy: NoisySplit) -> Detection:
+    """Measure a method by its scores [captions]; captions without a score are left out."""
+    known = ~np.isnan(values)
+    measured = noisy.measured & known
+    scores, labels = values[measured], noisy.wrong[measured]
+    ranking = Ranking(scores, labels)
+    clean = values[noisy.clean & known]
+    limit = float(np.quantile(clean, 1 - FALSE_ALARMS)) if len(clean) else np.nan
+    precision, recall, f1 = _at(scores > limit, labels)
+    marked = noisy.labelled & known
+    _, threshold = best_f1(values[marked], noisy.wrong[marked])
+    return Detection(
+        auroc=100 * float(ranking.auc()),
+        auprc=100 * float(ranking.average_precision()),
+        f1_clean=f1,
+        precision=precision,
+        recall=recall,
+        f1_labelled=_at(scores >= threshold, labels)[2],
+        f1_best=best_f1(scores, labels)[0],
+        curve=_curve(scores, labels),
+    )
+
+
+def _at(listed: Marks, labels: Marks) -> tuple[float, float, float]:
+    """Precision, recall and F1 in percent."""
+    hits = int((listed & labels).sum())
+    precision = 100.0 * hits / max(1, int(listed.sum()))
+    recall = 100.0 * hits / max(1, int(labels.sum()))
+    return precision, recall, 200.0 * hits / max(1, int(listed.sum()) + int(labels.sum()))
+
+
+def best_f1(scores: Values, labels: Marks) -> tuple[float, float]:
+    """The best F1 in percent over all thresholds, and the threshold; (0, ∞) without positives.
+
+    >>> best_f1(np.array([0.9, 0.8, 0.1]), np.array([True, False, True]))
+    (80.0, 0.1)
+    """
+    if not labels.any():
+        return 0.0, float("inf")
+    order = np.argsort(-scores, kind="stable")
+    ranked = scores[order]
+    hits = np.cumsum(labels[order])
+    f1 = 2 * hits / (np.arange(1, len(ranked) + 1) + hits[-1])
+    f1[np.flatnonzero(np.diff(ranked) == 0)] = 0.0  # equal scores are listed together
+    best = int(np.argmax(f1))
+    return 100.0 * float(f1[best]), float(ranked[best])
+
+
+def _curve(scores: Values, labels: Marks) -> tuple[tuple[float, float], ...]:
+    """(recall, precision) in percent: the first threshold that reaches each recall."""
+    if not labels.any():
+        return ()
+    order = np.argsort(-scores, kind="stable")
+    hits = np.cumsum(labels[order])
+    ends = np.append(np.flatnonzero(np.diff(scores[order])), len(scores) - 1)
+    found, listed = hits[ends], ends + 1
+    wanted = np.ceil(hits[-1] * np.arange(1, CURVE_POINTS + 1) / CURVE_POINTS)
+    reached = np.searchsorted(found, wanted)
+    return tuple(
+        (round(100 * share, 2), round(precision, 2))
+        for share, precision in zip(
+            (found[reached] / hits[-1]).tolist(),
+            (100 * found[reached] / listed[reached]).tolist(),
+            strict=True,
+        )
+    )

@@ -1,0 +1,405 @@
+"""The benchmark of an audit: planted noise × models × seeds, each cell stored; tables and curves.
+
+A model is given, or trained on the noisy captions themselves, which is what a data owner has. With
+folds, every caption is scored by a model that was not trained on its image.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tempfile
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from counterfoil.audit.audit import audit_split
+from counterfoil.audit.detection import Detection, detect, method_scores, standardize
+from counterfoil.audit.noise import NoisySplit, one_caption_each, plant
+from counterfoil.audit.suspicion import Values
+from counterfoil.core.config import RunConfig
+from counterfoil.core.errors import ConfigError, DataError
+from counterfoil.core.progress import Progress, Silent
+from counterfoil.core.storage.atomic import write_atomically
+from counterfoil.core.storage.reading import read_text
+from counterfoil.data.pairs import Pairs, Split
+from counterfoil.data.splits import evenly_spaced
+from counterfoil.evaluation.report import Report, markdown_table
+from counterfoil.models.model import Model
+from counterfoil.plots.charts import line_chart, save_figure
+from counterfoil.training.run import new_model
+from counterfoil.training.trainer import Trainer
+
+FORMAT = 1
+"""To increase with every change that makes stored cells incomparable."""
+
+RESULTS, CELLS = "results.json", "cells"
+DEV_IMAGES = 50
+"""Images that the training reports its progress on; they select nothing."""
+
+COLUMNS = {
+    "auroc": "AUROC",
+    "auprc": "AUPRC",
+    "f1_clean": "F1, clean share",
+    "f1_labelled": "F1, labelled share",
+    "f1_best": "F1, best",
+}
+
+
+@dataclass(frozen=True)
+class Given:
+    """A trained model to audit with."""
+
+    name: str
+    model: Model
+
+    def settings(self) -> dict[str, Any]:
+        from counterfoil.models.store import model_digest
+
+        return {"model": self.name, "digest": model_digest(self.model)}
+
+
+@dataclass(frozen=True)
+class SelfTrained:
+    """A model trained on the noisy captions themselves.
+
+    With one fold, it is trained on all of them; with several, each fold of the images is scored by
+    a model that was trained on the others. The last epoch counts: nothing clean selects one.
+    """
+
+    config: RunConfig
+    folds: int = 1
+    cache: Path = Path()
+
+    @property
+    def name(self) -> str:
+        folds = f", {self.folds} folds" if self.folds > 1 else ""
+        return f"self-trained{folds}"
+
+    def settings(self) -> dict[str, Any]:
+        config = self.config.model_dump(exclude={"seed": True})
+        for key in ("source", "format", "options", "workers", "features_on_gpu"):
+            config["data"].pop(key)
+        config["train"].pop("device")
+        return {"model": self.name, "config": config}
+
+
+Source = Given | SelfTrained
+
+
+class Cell(Report):
+    """What the methods detect in one noisy split with one model.
+
+    ``settings`` identify the cell; ``captions`` is the number of measured captions and ``wrong``
+    that of the wrong ones among them.
+    """
+
+    settings: dict[str, Any]
+    model: str
+    split: str
+    noise: str
+    rate: float
+    seed: int
+    captions: int
+    wrong: int
+    seconds: float
+    methods: dict[str, Detection]
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """The cells to measure: each source with each noise, rate and seed, on one split.
+
+    ``one_caption``: use one caption per image, as LEMoN does. ``examined``: captions whose words
+    the audit examines. Cells that ``out`` has already are not measured again.
+    """
+
+    split: Split
+    sources: Sequence[Source]
+    noises: Sequence[str]
+    rates: Sequence[float]
+    seeds: Sequence[int]
+    out: Path
+    examined: int = 5000
+    one_caption: bool = False
+    data: str = ""
+
+    def run(self, progress: Progress | None = None) -> list[Cell]:
+        """Measure all cells that are missing, and write the results; returns the cells named."""
+        progress = progress or Silent()
+        known = {_digest(cell.settings): cell for cell in read_cells(self.out)}
+        cells = []
+        for noise in self.noises:
+            for rate in self.rates:
+                for seed in self.seeds:
+                    for source in self.sources:
+                        settings = self._settings(source, noise, rate, seed)
+                        cell = known.get(_digest(settings))
+                        title = f"{source.name}, {noise} {100 * rate:g} %, seed {seed}"
+                        if cell is None:
+                            progress.say(f"{title} …")
+                            cell = self._measure(source, noise, rate, seed, settings, progress)
+                            name = f"{_digest(settings)}.json"
+                            (self.out / CELLS).mkdir(parents=True, exist_ok=True)
+                            write_atomically(self.out / CELLS / name, cell.to_json())
+                        else:
+                            progress.say(f"{title}: done before")
+                        cells.append(cell)
+        return cells
+
+    def _settings(self, source: Source, noise: str, rate: float, seed: int) -> dict[str, Any]:
+        return {
+            "format": FORMAT,
+            "data": self.data,
+            "split": self.split.name,
+            "captions": _caption_digest(self.split),
+            "one_caption": self.one_caption,
+            "examined": self.examined,
+            "noise": noise,
+            "rate": rate,
+            "seed": seed,
+            **source.settings(),
+        }
+
+    def _measure(
+        self,
+        source: Source,
+        noise: str,
+        rate: float,
+        seed: int,
+        settings: dict[str, Any],
+        progress: Progress,
+    ) -> Cell:
+        started = time.monotonic()
+        split = one_caption_each(self.split, seed) if self.one_caption else self.split
+        noisy = plant(split, noise, rate, seed)
+        scores = score_methods(source, noisy, self.examined, progress)
+        return Cell(
+            settings=settings,
+            model=source.name,
+            split=split.name,
+            noise=noise,
+            rate=rate,
+            seed=seed,
+            captions=int(noisy.measured.sum()),
+            wrong=int((noisy.measured & noisy.wrong).sum()),
+            seconds=round(time.monotonic() - started, 1),
+            methods={name: detect(values, noisy) for name, values in scores.items()},
+        )
+
+
+def score_methods(
+    source: Source, noisy: NoisySplit, examined: int, progress: Progress
+) -> dict[str, Values]:
+    """The scores [captions] of all methods with a given or a newly trained model."""
+    if isinstance(source, Given):
+        return _scores(source.model, noisy, examined, progress)
+    if source.folds == 1:
+        everything = np.arange(len(noisy.split))
+        return _scores(train_on(source, noisy, everything, progress), noisy, examined, progress)
+    order = np.random.default_rng(noisy.seed).permutation(len(noisy.split))
+    merged: dict[str, Values] = {}
+    for fold in range(source.folds):
+        held_out = np.sort(order[fold :: source.folds])
+        rest = np.setdiff1d(order, held_out)
+        model = train_on(source, noisy, rest, progress)
+        part = select_images(noisy, held_out)
+        captions = np.flatnonzero(np.isin(noisy.split.image_of, held_out))
+        share = max(2, examined // source.folds)
+        for name, values in standardize(_scores(model, part, share, progress)).items():
+            merged.setdefault(name, np.full(len(noisy.wrong), np.nan))[captions] = values
+    return merged
+
+
+def _scores(
+    model: Model, noisy: NoisySplit, examined: int, progress: Progress
+) -> dict[str, Values]:
+    audit = audit_split(model, noisy.split, examined=examined, details=0, progress=progress)
+    return method_scores(model, noisy, audit, noisy.seed)
+
+
+def select_images(noisy: NoisySplit, images: NDArray[np.int64]) -> NoisySplit:
+    """A noisy split of some of the images, in their order."""
+    captions = np.isin(noisy.split.image_of, images)
+    return replace(
+        noisy,
+        split=noisy.split.select(images.tolist()),
+        wrong=noisy.wrong[captions],
+        clean=noisy.clean[captions],
+        labelled=noisy.labelled[captions],
+    )
+
+
+def train_on(
+    source: SelfTrained, noisy: NoisySplit, images: NDArray[np.int64], progress: Progress
+) -> Model:
+    """A model trained on some images with their noisy captions; the run is not kept."""
+    train = noisy.split.select(images.tolist(), name="train")
+    pairs = Pairs("noisy captions", {"train": train, "dev": evenly_spaced(train, DEV_IMAGES)})
+    settings = source.config.train
+    config = source.config.model_copy(
+        update={
+            "seed": noisy.seed,
+            "train": settings.model_copy(update={"early_stop": 0}),
+            "evaluation": source.config.evaluation.model_copy(update={"split": "dev"}),
+        }
+    )
+    size = config.train.batch_size
+    if config.train.drop_last and len(train.texts) < size:
+        raise ConfigError(
+            f"{len(train.texts)} captions to train on, but train.batch_size={size}; lower it, or "
+            "use more images"
+        )
+    model = new_model(config, pairs, progress, source.cache)
+    with tempfile.TemporaryDirectory() as folder:
+        Trainer(model, pairs, config, Path(folder), progress, cache=source.cache).run()
+    return model.eval()
+
+
+def read_cells(folder: Path) -> list[Cell]:
+    """All cells of a folder: those of its results, and those measured since."""
+    cells: dict[str, Cell] = {}
+    if (folder / RESULTS).is_file():
+        for tree in _parse(folder / RESULTS):
+            cell = Cell.from_dict(tree)
+            cells[_digest(cell.settings)] = cell
+    for path in sorted((folder / CELLS).glob("*.json")):
+        try:
+            cell = Cell.from_json(read_text(path))
+        except DataError as error:
+            raise DataError(f"{path}: {error}; delete it to measure it again") from None
+        cells[_digest(cell.settings)] = cell
+    return sorted(cells.values(), key=lambda c: (c.split, c.noise, -c.rate, c.model, c.seed))
+
+
+def _parse(path: Path) -> list[Any]:
+    try:
+        cells = json.loads(read_text(path))["cells"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{path}: not a list of stored cells ({error})") from None
+    if not isinstance(cells, list):
+        raise DataError(f"{path}: expected a list under 'cells', got {type(cells).__name__}")
+    return cells
+
+
+def write_results(folder: Path, cells: Sequence[Cell], drawn: Sequence[Cell] = ()) -> None:
+    """All cells as one JSON file, their tables as Markdown, the curves of some as pictures."""
+    folder.mkdir(parents=True, exist_ok=True)
+    lines = ",\n".join(json.dumps(cell.as_dict(), ensure_ascii=False) for cell in cells)
+    write_atomically(folder / RESULTS, f'{{"cells": [\n{lines}\n]}}\n')
+    write_atomically(folder / "results.md", to_markdown(cells))
+    for name, (title, cell) in curves(drawn).items():
+        series = {method: list(found.curve) for method, found in cell.methods.items()}
+        figure = line_chart(series, title, "recall (%)", "precision (%)")
+        save_figure(figure, folder / f"{name}.svg")
+
+
+def _digest(settings: dict[str, Any]) -> str:
+    text = json.dumps(settings, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _caption_digest(split: Split) -> str:
+    digest = hashlib.sha256()
+    for key, texts in zip(split.ids, split.captions, strict=True):
+        digest.update(repr((key, list(texts))).encode())
+    return digest.hexdigest()[:16]
+
+
+Group = tuple[str, bool, str, float, str]
+
+
+def groups(cells: Iterable[Cell]) -> dict[Group, list[Cell]]:
+    """Cells by split, captions per image, noise, rate and captions: a table each."""
+    result: dict[Group, list[Cell]] = {}
+    for cell in cells:
+        one = bool(cell.settings.get("one_caption"))
+        key = (cell.split, one, cell.noise, cell.rate, str(cell.settings.get("captions")))
+        result.setdefault(key, []).append(cell)
+    return result
+
+
+def table_title(group: Group, cells: Sequence[Cell]) -> str:
+    split, one, noise, rate, _ = group
+    seeds = len({cell.seed for cell in cells})
+    each = ", one caption per image" if one else ""
+    count = f"{cells[0].wrong:,} of {cells[0].captions:,} measured captions wrong"
+    runs = f"{seeds} seeds" if seeds > 1 else f"seed {cells[0].seed}"
+    return f"{split}{each}: {noise}, {100 * rate:g} % ({count}, {runs})"
+
+
+def rows(cells: Sequence[Cell]) -> list[tuple[str, ...]]:
+    """A header, and a row per model and method: means over the seeds, with their deviations."""
+    table: list[tuple[str, ...]] = [("model", "method", *COLUMNS.values())]
+    for model in dict.fromkeys(cell.model for cell in cells):
+        own = [cell for cell in cells if cell.model == model]
+        for method in dict.fromkeys(name for cell in own for name in cell.methods):
+            each = [cell.methods[method] for cell in own if method in cell.methods]
+            values = [[getattr(one, column) for one in each] for column in COLUMNS]
+            table.append((model, method, *map(_mean, values)))
+    return table
+
+
+def _mean(values: Sequence[float]) -> str:
+    mean = f"{np.mean(values):.1f}"
+    return f"{mean} ± {np.std(values, ddof=1):.1f}" if len(values) > 1 else mean
+
+
+def to_markdown(cells: Sequence[Cell]) -> str:
+    parts = []
+    for group, own in groups(cells).items():
+        parts.append(f"### {table_title(group, own)}\n")
+        parts.append("\n".join(markdown_table(rows(own))) + "\n")
+    return "\n".join(parts)
+
+
+PAGE_START, PAGE_END = "<!-- audit-results -->", "<!-- /audit-results -->"
+
+
+def fill_page(page: Path, cells: Sequence[Cell], folder: str = "") -> int:
+    """Rewrite the tables between two marks of a Markdown page; returns their number.
+
+    ``folder`` has the pictures, from the page.
+    """
+    if not cells:
+        raise DataError("there are no stored results to write; measure some first")
+    try:
+        text = read_text(page)
+    except OSError as error:
+        raise DataError(f"{page}: cannot be read ({error.strerror})") from None
+    before, start, rest = text.partition(PAGE_START)
+    _, end, after = rest.partition(PAGE_END)
+    if not start or not end:
+        raise DataError(f"{page}: expected the marks '{PAGE_START}' and '{PAGE_END}'")
+    pictures = [
+        f"    ![{title}]({folder}/{name}.svg)\n"
+        for name, (title, _) in curves(cells).items()
+        if (page.parent / folder / f"{name}.svg").is_file()
+    ]
+    charts = ['??? note "Precision at each recall"\n', *pictures] if pictures else []
+    body = "\n".join([to_markdown(cells), *charts])
+    write_atomically(page, f"{before}{start}\n\n{body}\n{end}{after}")
+    return len(groups(cells))
+
+
+def curves(cells: Sequence[Cell]) -> dict[str, tuple[str, Cell]]:
+    """Precision over recall: the name and title of each chart, and its cell.
+
+    There is one for each model and kind of noise, at the highest rate and of the first seed.
+    """
+    chosen: dict[tuple[Any, ...], tuple[str, str, Cell]] = {}
+    for (split, one, noise, rate, captions), own in groups(cells).items():
+        for cell in own:
+            key = (split, one, noise, captions, cell.model)
+            if key in chosen and (chosen[key][2].rate, -chosen[key][2].seed) >= (rate, -cell.seed):
+                continue
+            slug = cell.model.replace(", ", "-").replace(" ", "-")
+            name = f"{split}{'-one' if one else ''}-{noise}-{100 * rate:g}-{slug}"
+            title = f"{cell.model}: {noise} noise, {100 * rate:g} % of {split}, seed {cell.seed}"
+            chosen[key] = (name, title, cell)
+    return {name: (title, cell) for name, title, cell in chosen.values()}

@@ -1,0 +1,149 @@
+"""The benchmark of an audit, from planted noise to stored cells, tables and pages."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from counterfoil.audit.noise import plant
+from counterfoil.audit.noise_benchmark import (
+    Benchmark,
+    Given,
+    SelfTrained,
+    fill_page,
+    groups,
+    read_cells,
+    rows,
+    score_methods,
+    select_images,
+    to_markdown,
+    write_results,
+)
+from counterfoil.core.config import build_config
+from counterfoil.core.errors import ConfigError, DataError
+from counterfoil.core.progress import Silent
+
+METHODS = {
+    "similarity",
+    "mixture of losses (NCR)",
+    "LEMoN, fixed weights",
+    "LEMoN, tuned on labels",
+    "audit",
+}
+
+
+def small(**train) -> SelfTrained:
+    tree = {
+        "model": {"name": "rvse-mlp", "embed_size": 16, "text": {"word_dim": 8}},
+        "data": {"min_count": 1},
+        "train": {"epochs": 1, "batch_size": 16, "device": "cpu", **train},
+    }
+    return SelfTrained(build_config(tree))
+
+
+@pytest.fixture(scope="module")
+def task(learned, concepts, tmp_path_factory):
+    out = tmp_path_factory.mktemp("out")
+    return Benchmark(concepts.test, [Given("learned", learned)], ["random"], [0.3], [0, 1], out)
+
+
+@pytest.fixture(scope="module")
+def cells(task):
+    return task.run()
+
+
+def test_every_method_is_measured_in_every_cell(cells) -> None:
+    assert [(cell.noise, cell.rate, cell.seed) for cell in cells] == [
+        ("random", 0.3, 0),
+        ("random", 0.3, 1),
+    ]
+    for cell in cells:
+        assert set(cell.methods) == METHODS
+        assert 0 < cell.wrong < cell.captions
+        assert cell.methods["audit"].auroc > 80
+
+
+def test_a_cell_that_is_stored_is_not_measured_again(cells, task, monkeypatch) -> None:
+    monkeypatch.setattr("counterfoil.audit.noise_benchmark.audit_split", None)
+    assert task.run() == cells
+    # another seed is another cell
+    with pytest.raises(TypeError):
+        Benchmark(task.split, task.sources, ["random"], [0.3], [2], task.out).run()
+
+
+def test_results_are_read_back_without_the_single_cells(cells, task, tmp_path) -> None:
+    write_results(tmp_path, cells, drawn=cells)
+    assert read_cells(tmp_path) == read_cells(task.out) == cells
+    assert [path.name for path in tmp_path.glob("*.svg")] == ["test-random-30-learned.svg"]
+    assert json.loads((tmp_path / "results.json").read_text())["cells"][0]["noise"] == "random"
+
+
+def test_a_table_has_means_and_deviations_over_seeds(cells) -> None:
+    (group,) = groups(cells).values()
+    table = rows(group)
+    assert table[0][:3] == ("model", "method", "AUROC")
+    assert len(table) == 1 + len(METHODS)
+    values = [cell.methods["audit"].auroc for cell in cells]
+    audit = next(row for row in table if row[1] == "audit")
+    assert audit[2] == f"{np.mean(values):.1f} ± {np.std(values, ddof=1):.1f}"
+    assert "2 seeds" in to_markdown(cells)
+
+
+def test_a_page_is_filled_between_its_marks(cells, tmp_path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("before\n<!-- audit-results -->\nold\n<!-- /audit-results -->\nafter\n")
+    assert fill_page(page, cells) == 1
+    text = page.read_text()
+    assert "old" not in text
+    assert text.startswith("before\n")
+    assert text.endswith("after\n")
+    assert to_markdown(cells) in text
+    fill_page(page, cells)
+    assert page.read_text() == text
+    (tmp_path / "test-random-30-learned.svg").write_text("<svg/>")
+    fill_page(page, cells, ".")
+    assert "(./test-random-30-learned.svg)" in page.read_text()
+    page.write_text("no marks")
+    with pytest.raises(DataError, match="marks"):
+        fill_page(page, cells)
+    with pytest.raises(DataError, match="no stored results"):
+        fill_page(page, [])
+
+
+def test_a_damaged_cell_is_named(tmp_path) -> None:
+    (tmp_path / "cells").mkdir()
+    (tmp_path / "cells" / "a.json").write_text("{")
+    with pytest.raises(DataError, match=r"a\.json.*delete it"):
+        read_cells(tmp_path)
+    (tmp_path / "results.json").write_text('{"cells": 3}')
+    with pytest.raises(DataError, match="expected a list"):
+        read_cells(tmp_path)
+
+
+def test_some_images_of_a_noisy_split_keep_their_marks(concepts) -> None:
+    noisy = plant(concepts.test, "random", 0.3, 0)
+    part = select_images(noisy, np.array([3, 7, 20]))
+    captions = np.flatnonzero(np.isin(noisy.split.image_of, [3, 7, 20]))
+    assert part.split.texts == [noisy.split.texts[k] for k in captions]
+    np.testing.assert_array_equal(part.wrong, noisy.wrong[captions])
+
+
+@pytest.mark.parametrize("folds", [1, 2])
+def test_a_model_trained_on_the_noise_scores_every_caption(concepts, folds) -> None:
+    source = SelfTrained(small().config, folds)
+    noisy = plant(concepts.test, "random", 0.3, 0)
+    found = score_methods(source, noisy, 20, Silent())
+    assert set(found) == METHODS
+    for values in found.values():
+        assert np.isfinite(values).all()
+    if folds == 1:  # the same seed gives the same numbers
+        again = score_methods(source, noisy, 20, Silent())
+        np.testing.assert_array_equal(found["audit"], again["audit"])
+
+
+def test_too_few_captions_for_a_batch_are_refused(concepts) -> None:
+    noisy = plant(concepts.test.select(range(4)), "random", 0.5, 0)
+    with pytest.raises(ConfigError, match=r"train\.batch_size=16"):
+        score_methods(small(), noisy, 20, Silent())

@@ -1,0 +1,47 @@
+"""`counterfoil audit benchmark` from the command line, at its smallest scale."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from counterfoil.core.errors import ConfigError, DataError
+from tests.cli.test_cli import invoke
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    return tmp_path_factory.mktemp("cache")
+
+
+def asked(cache, out, *more):
+    small = ["--images", 12, "--noise", "random", "--seed", 0, "--cache", cache, "--out", out]
+    return [*small, "--examine", 10, "train.device=cpu", "train.batch_size=16", *more]
+
+
+def test_a_benchmark_is_one_command_and_resumes(cache, tmp_path) -> None:
+    task = asked(cache, tmp_path, "--json")
+    first = json.loads(invoke("audit", "benchmark", "--scale", "smoke", *task))
+    assert [cell["noise"] for cell in first] == ["random"]
+    assert set(first[0]["methods"]) >= {"audit", "similarity", "LEMoN, fixed weights"}
+    assert {path.name for path in tmp_path.iterdir()} >= {"cells", "results.json", "results.md"}
+    # under its other name, and from the stored cells: the time that it took is the same
+    again = json.loads(invoke("audit", "--benchmark", "--scale", "smoke", *task))
+    assert again == first
+    collected = invoke("audit", "benchmark", "--collect", "--out", tmp_path)
+    assert "1 cells" in collected
+    page = tmp_path / "page.md"
+    page.write_text("<!-- audit-results --><!-- /audit-results -->")
+    invoke("audit", "benchmark", "--render-page", page, "--out", tmp_path)
+    assert "| self-trained | audit |" in page.read_text()
+
+
+def test_wrong_settings_are_refused_before_any_work(cache, tmp_path) -> None:
+    task = asked(cache, tmp_path)
+    with pytest.raises(ConfigError, match="nouns"):
+        invoke("audit", "benchmark", "--scale", "smoke", *task, "--noise", "nouns")
+    with pytest.raises(ConfigError, match=r"train\.epoch"):
+        invoke("audit", "benchmark", "--scale", "smoke", *task, "train.epoch=1")
+    with pytest.raises(DataError, match="no stored results"):
+        invoke("audit", "benchmark", "--render-page", tmp_path / "x.md", "--out", tmp_path / "y")
