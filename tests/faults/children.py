@@ -6,6 +6,7 @@ import. A child is a process of its own: the kernel ends it as it would end a st
 
 from __future__ import annotations
 
+import atexit
 import hashlib
 import importlib
 import os
@@ -13,6 +14,7 @@ import signal
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -285,6 +287,7 @@ def _be_child(
     code = 1
     try:
         os.setsid()
+        forget_exit_functions()
         output = os.open(folder / "output.txt", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         tracer = _Tracer(os.open(folder / "trace.txt", os.O_WRONLY | os.O_CREAT), moment)
         os.dup2(output, 1)
@@ -306,6 +309,7 @@ def _be_child(
 
         traceback.print_exc()
     finally:
+        atexit._run_exitfuncs()
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
@@ -320,6 +324,13 @@ def _execute(work: Sequence[str] | Callable[[], None]) -> int:
     sys.argv = ["counterfoil", *work]
     main()
     return 0
+
+
+def forget_exit_functions() -> None:
+    """A child calls its own functions at its end, but not those of its parent."""
+    atexit._clear()
+    weakref.finalize._registry.clear()  # type: ignore[attr-defined]
+    weakref.finalize._registered_with_atexit = False  # type: ignore[attr-defined]
 
 
 def draw_one_chart() -> None:

@@ -15,7 +15,7 @@ import resource
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +29,8 @@ PATCHED = (
     "scandir", "listdir",
 )  # fmt: skip
 DELAY_SECONDS = 0.002
+SHARED = ("cache", "runs", "photos", "guide")
+"""Folders of a workplace that commands read."""
 
 
 @dataclass(frozen=True)
@@ -74,20 +76,20 @@ def limit_file_size(size: int) -> Callable[[], None]:
     return prepare
 
 
-def failing_drive(root: Path, number: int, forever: bool) -> Callable[[], None]:
-    """A network drive below ``root``: every call is late, and the ``number``-th one fails.
+def failing_drive(places: Sequence[Path], number: int, forever: bool) -> Callable[[], None]:
+    """A network drive with these folders: every call is late, and the ``number``-th one fails.
 
     With ``forever``, all later ones fail, too.
     """
 
     def prepare() -> None:
-        prefix, count, names = os.fspath(root), 0, {}
+        prefixes, count = tuple(map(os.fspath, places)), 0
 
         def late(real: Callable[..., Any]) -> Callable[..., Any]:
             def call(*args: Any, **kwargs: Any) -> Any:
                 nonlocal count
-                path = _path_of(args[0] if args else None, names)
-                if path.startswith(prefix):
+                path = _path_of(args[0] if args else None)
+                if path.startswith(prefixes):
                     time.sleep(DELAY_SECONDS)
                     count += 1
                     if count == number or (forever and count > number):
@@ -103,7 +105,7 @@ def failing_drive(root: Path, number: int, forever: bool) -> Callable[[], None]:
     return prepare
 
 
-def _path_of(given: Any, names: dict[int, str]) -> str:
+def _path_of(given: Any) -> str:
     """The path of a call's first argument, which may be a descriptor."""
     if isinstance(given, int):
         try:
@@ -165,7 +167,8 @@ class DiskTries:
         calls = 4 * self.place.reference(self.workload).ended.operations()
         number, forever = self.rng.randint(1, calls), self.rng.random() < 0.5
         self._begin(fresh=True)
-        first = self._run(failing_drive(self.folder, number, forever))
+        places = [self.folder, *(self.place.root / name for name in SHARED)]
+        first = self._run(failing_drive(places, number, forever))
         return self._judge(first, f"call {number}{' and all after it' if forever else ''}")
 
     def vanishing(self) -> Try:

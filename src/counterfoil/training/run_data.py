@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 
 from counterfoil.core.config import EvaluationConfig, FeaturesConfig, RunConfig, model_folder
 from counterfoil.core.distributed import rank, world_size
-from counterfoil.core.errors import ConfigError, DataError
+from counterfoil.core.errors import ConfigError, DataError, TrainingError
 from counterfoil.core.parallel import begin_loader_worker, bounded_workers
 from counterfoil.core.progress import Progress
 from counterfoil.core.storage.arrays import ArrayFile
@@ -198,6 +198,17 @@ class TrainingBatches:
                 generator=torch.Generator(),
             )
         return self._loader
+
+    def read(self, epoch: int, start: int) -> Iterator[Any]:
+        """The batches of `loader`; a drive that fails ends training, and is no reason to skip."""
+        try:
+            yield from self.loader(epoch, start)
+        except OSError as error:  # of a worker: the text of its traceback
+            reason = str(error).strip().rpartition("\n")[2]
+            raise TrainingError(
+                f"the training data could not be read ({reason}); the last checkpoint is intact: "
+                "once they can be read again, continue with: counterfoil train --resume RUN"
+            ) from error
 
     def to_device(self, batch: PairBatch) -> PairBatch:
         batch = batch.to(self.device)

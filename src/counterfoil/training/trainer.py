@@ -140,7 +140,7 @@ class Trainer:
             self.objective.begin_epoch(position.epoch, self.survey)
         self.step_module.train()
         label, count = f"epoch {position.epoch + 1}/{train.epochs}", len(self.batches)
-        loader = self.batches.loader(position.epoch, position.batch)
+        loader = self.batches.read(position.epoch, position.batch)
         for batch in self.progress.track(loader, label, count, done=position.batch):
             position.batch += 1
             last = position.batch == count
