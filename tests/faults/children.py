@@ -292,6 +292,7 @@ def _be_child(
         tracer = _Tracer(os.open(folder / "trace.txt", os.O_WRONLY | os.O_CREAT), moment)
         os.dup2(output, 1)
         os.dup2(output, 2)
+        sys.stdout, sys.stderr = os.fdopen(1, "w", closefd=False), os.fdopen(2, "w", closefd=False)
         for stage, place in STAGES.items():
             owner, name = stage_owner(place)
             setattr(owner, name, tracer.wrap(stage, getattr(owner, name)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import random
@@ -9,7 +10,7 @@ import shutil
 import socket
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import timedelta
@@ -217,6 +218,9 @@ class Difference:
 
 def compare(root: Path, name: str, count: int, double: bool) -> Difference:
     """Train a case in one process (once) and in several; how much they differ."""
+    importlib.import_module(
+        "torch._dynamo"
+    )  # every optimizer imports it: once, not in each process
     root = root / ("float64" if double else "float32")
     if not (root / "guide").exists():
         in_processes(1, root / "making", lambda _: save_first(root))
@@ -255,9 +259,12 @@ MESSAGE = "the shelf of the third image has fallen down"
 
 
 def start_ranks(
-    words: Sequence[str], folder: Path, count: int, dying: Mapping[int, Moment | str]
+    work: Sequence[str] | Callable[[], None],
+    folder: Path,
+    count: int,
+    dying: Mapping[int, Moment | str],
 ) -> list[Child]:
-    """Start a command as each of ``count`` processes, as torchrun does; some die or fail.
+    """Start a command or a function as ``count`` processes, as torchrun does; some die or fail.
 
     A text instead of a moment is the stage in which a process raises an error.
     """
@@ -283,7 +290,7 @@ def start_ranks(
                 fail_in(fails)
 
         moment = death if isinstance(death, Moment) else None
-        children.append(Child(words, folder / f"rank-{rank}", moment, prepare))
+        children.append(Child(work, folder / f"rank-{rank}", moment, prepare))
     return children
 
 
