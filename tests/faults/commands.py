@@ -135,7 +135,7 @@ WORKLOADS = {
         _train("train NAAF", "scenes/naaf", [*EMBEDDING, "model.matcher.adjust_epoch=2"]),
         _train("train SelHN + NDGL", "scenes/rvse-mlp", EMBEDDING, guide=True),
         _train("train TAGS-DC", "scenes/tags-dc-one-stage", TRANSFORMER),
-        Workload("features", *_same(_features), ("out/**/*", "cache/**/*.rows")),
+        Workload("features", *_same(_features), ("out/**/*",)),
         Workload("guide", *_same(_guide), ("guide/**/*",)),
         Workload("foils", *_same(_foils), ("foils.jsonl",)),
         Workload("audit", *_same(_audit), ("audit/*",)),

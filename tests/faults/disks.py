@@ -115,6 +115,12 @@ def _path_of(given: Any) -> str:
     return os.path.abspath(os.fspath(given)) if isinstance(given, (str, os.PathLike)) else ""
 
 
+def _size(folder: Path) -> int:
+    """Bytes of a folder's files in blocks of a file system."""
+    sizes = [path.stat().st_size for path in folder.rglob("*") if path.is_file()]
+    return sum(-(-size // 4096) * 4096 for size in sizes)
+
+
 def is_clear(ended: Ended) -> bool:
     """Whether a command that failed said why in one message, without a traceback."""
     return "error: " in ended.output and "Traceback" not in ended.output
@@ -139,15 +145,18 @@ class DiskTries:
         return kinds[kind]()
 
     def full_disk(self) -> Try:
-        used = self._size_of_reference()
-        with mounted(self.folder, max(4, int(used * self.rng.random()) // 1024)):
+        used, start = _size(self._reference_folder()), 0
+        if self.workload.start is not None:
+            start = _size(self.place.root / self.workload.start) + 65536  # folders take room, too
+        room = start + int(max(0, used - start) * self.rng.random())
+        with mounted(self.folder, max(4, room // 1024)):
             self._begin()
             first = self._run()
             remount(self.folder, f"size={4 * used // 1024 + 8192}k")
-            return self._judge(first, f"of {used // 1024} KiB")
+            return self._judge(first, f"{room // 1024} of {used // 1024} KiB")
 
     def read_only(self) -> Try:
-        with mounted(self.folder, 4 * self._size_of_reference() // 1024 + 8192):
+        with mounted(self.folder, 4 * _size(self._reference_folder()) // 1024 + 8192):
             self._begin()
             remount(self.folder, "ro")
             first = run_child(self._words(), self.place.root / "read-only")
@@ -219,10 +228,6 @@ class DiskTries:
     def _reference_folder(self) -> Path:
         self.place.reference(self.workload)
         return self.place.root / "tries" / f"{self.workload.name.replace(' ', '-')}-reference"
-
-    def _size_of_reference(self) -> int:
-        paths = self._reference_folder().rglob("*")
-        return sum(-(-path.stat().st_size // 4096) * 4096 for path in paths if path.is_file())
 
     def _judge(self, first: Ended, drawn: str) -> Try:
         """The first run failed clearly or was right, and the next one is right."""

@@ -218,9 +218,7 @@ class Difference:
 
 def compare(root: Path, name: str, count: int, double: bool) -> Difference:
     """Train a case in one process (once) and in several; how much they differ."""
-    importlib.import_module(
-        "torch._dynamo"
-    )  # every optimizer imports it: once, not in each process
+    importlib.import_module("torch._dynamo")  # once, not by the optimizer of each process
     root = root / ("float64" if double else "float32")
     if not (root / "guide").exists():
         in_processes(1, root / "making", lambda _: save_first(root))

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import random
 from pathlib import Path
 
 import pytest
 
+from counterfoil.core.config import build_config
+from counterfoil.core.errors import TrainingError
+from counterfoil.core.progress import Silent
 from tests.faults.commands import WORKLOADS, Workplace, draw_moments
 from tests.faults.disks import DiskTries, can_mount
+from tests.training.test_trainer import BASE, trainer
 
 KINDS = ("full disk", "read-only folder", "quota", "late drive", "file vanishes")
 MOUNTED = ("full disk", "read-only folder")
@@ -17,6 +22,21 @@ MOUNTED = ("full disk", "read-only folder")
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Workplace:
     return Workplace(tmp_path_factory.mktemp("faults").resolve())
+
+
+def test_a_loader_process_that_is_killed_ends_training_with_a_message(concepts, tmp_path) -> None:
+    others = set(multiprocessing.active_children())
+
+    class Killer(Silent):
+        def track(self, items, *args, **kwargs):
+            for item in items:
+                for loader in set(multiprocessing.active_children()) - others:
+                    loader.kill()
+                yield item
+
+    settings = build_config({**BASE, "data": {**BASE["data"], "workers": 1}})
+    with pytest.raises(TrainingError, match=r"a loader process was lost.*--resume"):
+        trainer(concepts, tmp_path, settings, progress=Killer()).run()
 
 
 @pytest.mark.slow

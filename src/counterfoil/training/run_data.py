@@ -138,6 +138,15 @@ def skipped_kinds(pairs: Pairs) -> dict[str, int]:
     return count_kinds([p for p in pairs.problems if p.severity is Severity.SKIP])
 
 
+LOST_WORKER = ("killed by signal", "exited unexpectedly", "unable to resize file", "shared memory")
+"""Words of PyTorch's errors if a loader process was killed, or had no shared memory for a batch."""
+
+
+def _last_line(error: Exception) -> str:
+    """The reason; the error of a loader process has its traceback before it."""
+    return str(error).strip().rpartition("\n")[2]
+
+
 class TrainingBatches:
     """The training batches of a run: their plan, items and data loader."""
 
@@ -201,13 +210,19 @@ class TrainingBatches:
 
     def read(self, epoch: int, start: int) -> Iterator[Any]:
         """The batches of `loader`; a drive that fails ends training, and is no reason to skip."""
+        advice = "the last checkpoint is intact: continue with: counterfoil train --resume RUN"
         try:
             yield from self.loader(epoch, start)
-        except OSError as error:  # of a worker: the text of its traceback
-            reason = str(error).strip().rpartition("\n")[2]
+        except OSError as error:
             raise TrainingError(
-                f"the training data could not be read ({reason}); the last checkpoint is intact: "
-                "once they can be read again, continue with: counterfoil train --resume RUN"
+                f"the training data could not be read ({_last_line(error)}); {advice}"
+            ) from error
+        except RuntimeError as error:
+            if not any(words in str(error) for words in LOST_WORKER):
+                raise
+            raise TrainingError(
+                f"a loader process was lost ({_last_line(error)}); {advice}, with fewer "
+                "data.workers or, if there is little, more shared memory (/dev/shm)"
             ) from error
 
     def to_device(self, batch: PairBatch) -> PairBatch:
