@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -142,9 +143,26 @@ LOST_WORKER = ("killed by signal", "exited unexpectedly", "unable to resize file
 """Words of PyTorch's errors if a loader process was killed, or had no shared memory for a batch."""
 
 
+RESUME_ADVICE = "the last checkpoint is intact: continue with: counterfoil train --resume RUN"
+
+
 def _last_line(error: Exception) -> str:
     """The reason; the error of a loader process has its traceback before it."""
     return str(error).strip().rpartition("\n")[2]
+
+
+@contextmanager
+def lost_workers() -> Iterator[None]:
+    """Explain the loss of a loader process, which PyTorch raises at any moment, from a signal."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not any(words in str(error) for words in LOST_WORKER):
+            raise
+        raise TrainingError(
+            f"a loader process was lost ({_last_line(error)}); {RESUME_ADVICE}, with fewer "
+            "data.workers or, if there is little, more shared memory (/dev/shm)"
+        ) from error
 
 
 class TrainingBatches:
@@ -210,19 +228,11 @@ class TrainingBatches:
 
     def read(self, epoch: int, start: int) -> Iterator[Any]:
         """The batches of `loader`; a drive that fails ends training, and is no reason to skip."""
-        advice = "the last checkpoint is intact: continue with: counterfoil train --resume RUN"
         try:
             yield from self.loader(epoch, start)
         except OSError as error:
             raise TrainingError(
-                f"the training data could not be read ({_last_line(error)}); {advice}"
-            ) from error
-        except RuntimeError as error:
-            if not any(words in str(error) for words in LOST_WORKER):
-                raise
-            raise TrainingError(
-                f"a loader process was lost ({_last_line(error)}); {advice}, with fewer "
-                "data.workers or, if there is little, more shared memory (/dev/shm)"
+                f"the training data could not be read ({_last_line(error)}); {RESUME_ADVICE}"
             ) from error
 
     def to_device(self, batch: PairBatch) -> PairBatch:

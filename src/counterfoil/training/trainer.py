@@ -30,7 +30,7 @@ from counterfoil.training.diagnostics import projection_gradient
 from counterfoil.training.logs import RunLogs, finite
 from counterfoil.training.lookahead import create_trials
 from counterfoil.training.optim import OptimizerStep, as_numbers
-from counterfoil.training.run_data import TrainingBatches
+from counterfoil.training.run_data import TrainingBatches, lost_workers
 from counterfoil.training.run_folder import locked_run, write_config
 from counterfoil.training.services import TrainingSurvey, prepare_objective
 from counterfoil.training.step import HISTOGRAM, MARGIN_RANGE, PRECISIONS, TrainingStep, batch_notes
@@ -125,7 +125,10 @@ class Trainer:
             )
         board, interrupted = self.config.train.tensorboard, False
         try:
-            with RunLogs(self.folder, self.position, board, self.device.type) as logs:
+            with (
+                RunLogs(self.folder, self.position, board, self.device.type) as logs,
+                lost_workers(),
+            ):
                 while not self.position.finished and not interrupted:
                     interrupted = self._epoch(step, logs)
         finally:
