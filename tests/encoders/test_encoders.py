@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from counterfoil.data.batches.collate import ImageBatch, TextBatch
 from counterfoil.encoders import Encoded, image_encoders, l2_normalize, poolings, text_encoders
-from counterfoil.encoders.layers import FragmentBatchNorm
+from counterfoil.encoders.layers import FragmentBatchNorm, linear_before_norm
 from tests.encoders.test_parity import vocabulary
 
 IMAGE_FORMS = {
@@ -103,6 +103,19 @@ def test_the_gradient_reaches_every_parameter_of_an_image_encoder(form) -> None:
     silent = [n for n, p in encoder.named_parameters() if p.grad is None or not p.grad.any()]
     # what batch normalisation subtracts again has no gradient but rounding
     assert [n for n in silent if not n.startswith(("mlp.narrow.bias", "mlp.widen.bias"))] == []
+
+
+def test_the_gradient_of_a_bias_before_a_batch_norm_is_exactly_zero_in_training_alone() -> None:
+    torch.manual_seed(0)
+    layer, norm = torch.nn.Linear(5, 4), FragmentBatchNorm(4)
+    x, target = torch.randn(3, 6, 5), torch.randn(3, 6, 4)
+    found = norm(linear_before_norm(layer, norm, x))
+    assert torch.equal(found, FragmentBatchNorm(4)(layer(x)))
+    (found * target).sum().backward()
+    assert not layer.bias.grad.any()
+    assert layer.weight.grad.any()
+    (norm.eval()(linear_before_norm(layer, norm, x)) * target).sum().backward()
+    assert layer.bias.grad.any()
 
 
 def test_batch_norm_over_real_fragments_equals_torchs_on_these_alone() -> None:

@@ -281,3 +281,20 @@ def test_a_cache_of_one_data_set_serves_a_data_set_of_another_name(
     recorder = Recorder()
     extracted(replace(data_set(folder, a=range(4)), name="other"), tmp_path / "cache", recorder)
     assert recorder.seen == 0
+
+
+def test_a_file_that_a_drive_cannot_read_now_is_kept(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pairs = data_set(folder, train=range(8))
+    extracted(pairs, tmp_path / "cache")
+    files = row_files(tmp_path / "cache")
+
+    def fail(*args: object) -> bytes:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(os, "pread", fail)
+    cache = cache_module.FeatureCache(files[0].parent)
+    assert cache.find({b"0" * 32}) == {}
+    assert cache.damaged == []
+    assert row_files(tmp_path / "cache") == files

@@ -23,16 +23,20 @@ from counterfoil.data.batches.sampling import BatchPlan, RankBatches
 from counterfoil.models import create_model
 from counterfoil.objectives import create_objective
 from counterfoil.training.step import TrainingStep
-from tests.conftest import make_split
+from tests.conftest import make_split, thinned
 from tests.core.test_parallel import descendants, is_alive
 
 
-def losses_and_gradients(folder: Path, name: str, objective: str, chunk: int = 0) -> dict[str, Any]:
+def losses_and_gradients(
+    folder: Path, name: str, objective: str, chunk: int = 0, **parts: Any
+) -> dict[str, Any]:
     """Of two global batches, as this process, one of however many, finds them."""
     data = folder / f"data-{rank()}-{world_size()}"
     data.mkdir(parents=True)
     split = make_split(data, "train", 24, 0)
-    config = build_config({"model": {"name": name, "embed_size": 16}, "data": {"min_count": 1}})
+    config = build_config(
+        {"model": {"name": name, "embed_size": 16, **parts}, "data": {"min_count": 1}}
+    )
     torch.manual_seed(0)
     model = create_model(config.model, split, config.data).double()
     step = TrainingStep(model, create_objective(objective), None, chunk)
@@ -73,6 +77,25 @@ def test_two_processes_give_the_loss_and_gradients_of_one(
 ) -> None:
     one = losses_and_gradients(tmp_path, model, objective)
     check_alike(one, in_two_processes(losses_and_gradients, tmp_path, model, objective)[0])
+
+
+NORMS: dict[str, dict[str, Any]] = {
+    "saf": {"matcher": {"sim_dim": 8, "dropout": 0.0}},
+    "sgr": {"matcher": {"sim_dim": 8, "dropout": 0.0}},
+    "vsrn": {"image": {"final_norm": True}},
+    "vse-infty": {"image": {"form": "reference"}},  # padding counts
+}
+
+
+def with_norms(folder: Path, name: str) -> dict[str, Any]:
+    return losses_and_gradients(folder, name, "hardest", **NORMS[name])
+
+
+@pytest.mark.parametrize("model", thinned(NORMS, "saf", "vse-infty"))
+def test_batch_statistics_are_those_of_all_processes(tmp_path, in_two_processes, model) -> None:
+    one = with_norms(tmp_path, model)
+    assert any("running_mean" in name for name in one["buffers"])
+    check_alike(one, in_two_processes(with_norms, tmp_path, model)[0])
 
 
 WAITING = """

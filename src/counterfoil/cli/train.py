@@ -95,7 +95,7 @@ def train(
     from counterfoil.training.run_folder import locked_run, make_room
 
     signals = StopSignals()
-    with processes(dict(os.environ)) as first, locked_run(folder, ADVICE):
+    with processes(dict(os.environ), _report) as first, locked_run(folder, ADVICE):
         if not resume:
             on_first_process(lambda: make_room(folder, overwrite, EXISTING_RUN_ADVICE))
         bars = progress(quiet=as_json or not first)
@@ -115,6 +115,10 @@ def train(
             _summarize(finished, as_json)
     if finished.result.interrupted:
         raise typer.Exit(signals.exit_code)
+
+
+def _report(message: str) -> None:
+    print_line(f"error: {message}", stderr=True)
 
 
 def _plan(

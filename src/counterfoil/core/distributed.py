@@ -7,9 +7,16 @@ DistributedDataParallel takes equals the gradient in a single process.
 
 from __future__ import annotations
 
+import json
+import os
+import platform
+import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -23,6 +30,12 @@ T = TypeVar("T")
 
 GRACE_SECONDS = 5.0
 """Seconds that a process has to finish its writes after torchrun was killed."""
+
+FAILURE_GRACE_SECONDS = 10.0
+"""Seconds that a process has to end by itself after another one of its run has failed."""
+
+WATCH_SECONDS = 1.0
+"""Interval at which a process checks the others."""
 
 
 def world_size() -> int:
@@ -109,10 +122,14 @@ def gather_unique(texts: list[str]) -> list[str]:
 
 
 @contextmanager
-def processes(environment: Mapping[str, str]) -> Iterator[bool]:
+def processes(
+    environment: Mapping[str, str], report: Callable[[str], None] = lambda message: None
+) -> Iterator[bool]:
     """Join the process group that torchrun describes in the environment, if any.
 
-    Yields whether this is the first process. The backend is NCCL with GPUs, gloo without.
+    Yields whether this is the first process. The backend is NCCL with GPUs, gloo without. If one
+    process fails or is killed, the others end, too, with its message; ``report`` is called with it
+    if a process must be ended at once (`PeerWatch`).
     """
     if int(environment.get("WORLD_SIZE", "1")) == 1:
         yield True
@@ -124,11 +141,137 @@ def processes(environment: Mapping[str, str]) -> Iterator[bool]:
     # the first process may prepare data for hours while the others wait
     backend = "nccl" if torch.cuda.is_available() else "gloo"
     dist.init_process_group(backend, timeout=timedelta(hours=12))
+    watch = PeerWatch(dist.distributed_c10d._get_default_store(), dist.get_rank(), report)
     try:
         yield dist.get_rank() == 0
         dist.barrier()
+    except Exception as error:
+        raise watch.cause(error) from error
+    except BaseException as error:
+        watch.tell(f"ended by {type(error).__name__}", 1)
+        raise
     finally:
+        watch.close()
         dist.destroy_process_group()
+
+
+@dataclass(frozen=True)
+class Peer:
+    """A process of the run: its place, and why it failed, if it did."""
+
+    rank: int
+    pid: int
+    host: str
+    namespace: str
+
+    @classmethod
+    def current(cls, rank: int) -> Peer:
+        return cls(rank, os.getpid(), platform.node(), _pid_namespace())
+
+    def is_gone(self) -> bool:
+        """Whether it was a process of this machine that has ended."""
+        if self.host != platform.node() or self.namespace != _pid_namespace():
+            return False
+        try:
+            os.kill(self.pid, 0)
+            state = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0]
+        except ProcessLookupError:
+            return True
+        except OSError:  # another user's process, or no /proc
+            return False
+        return state in "ZX"  # ended, but torchrun has not asked for its exit code yet
+
+
+def _pid_namespace() -> str:
+    """Containers have their own process ids; empty if there are none to tell apart."""
+    try:
+        return os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return ""
+
+
+class PeerError(CounterfoilError):
+    """Another process of the run failed, so this one cannot continue."""
+
+    def __init__(self, message: str, exit_code: int) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
+class PeerWatch:
+    """Ends this process when another one of the run has failed or was killed.
+
+    A process that waits for one that has ended may wait for hours: NCCL does not notice, and the
+    first process may be validating. So every process stores its error for the others, and a thread
+    looks for errors and for processes of this machine that are gone. The main thread has
+    `FAILURE_GRACE_SECONDS` to end by itself; then the thread ends the process.
+    """
+
+    FAILURE = "counterfoil/failure"
+
+    def __init__(self, store: Any, rank: int, report: Callable[[str], None]) -> None:
+        self.rank, self.report, self.closed = rank, report, threading.Event()
+        self.failure: PeerError | None = None
+        # a copy: the main thread may wait with the other, which blocks all others that use it
+        self.store = store.clone() if hasattr(store, "clone") else store
+        self.store.set(f"counterfoil/{rank}", json.dumps(asdict(Peer.current(rank))))
+        others = [other for other in range(dist.get_world_size()) if other != rank]
+        self.peers = [
+            Peer(**json.loads(self.store.get(f"counterfoil/{other}"))) for other in others
+        ]
+        threading.Thread(target=self._watch, name="watch processes", daemon=True).start()
+
+    def tell(self, message: str, exit_code: int) -> None:
+        """Store the error of this process for the others; the first error of a run counts."""
+        text = json.dumps({"rank": self.rank, "message": message, "exit_code": exit_code})
+        with suppress(RuntimeError):  # the first process, which holds the store, may have ended
+            self.store.compare_set(self.FAILURE, "", text)
+            time.sleep(2 * WATCH_SECONDS)  # until all have read it: the store may end with this one
+
+    def find_failure(self) -> PeerError | None:
+        """The error of another process, if one failed."""
+        if self.failure is not None:
+            return self.failure
+        with suppress(RuntimeError):  # the store may be gone with the first process
+            if self.store.check([self.FAILURE]):
+                told = json.loads(self.store.get(self.FAILURE))
+                if told["rank"] != self.rank:
+                    text = f"process {told['rank']} of this run failed: {told['message']}"
+                    self.failure = PeerError(text, told["exit_code"])
+                    return self.failure
+        for peer in self.peers:
+            if peer.is_gone():
+                return PeerError(
+                    f"process {peer.rank} of this run (pid {peer.pid} on {peer.host}) ended "
+                    "without a message: killed, or out of memory? The last checkpoint is intact: "
+                    "continue with --resume, with any number of processes",
+                    1,
+                )
+        return None
+
+    def cause(self, error: Exception) -> Exception:
+        """An error of this process, or that of another one which led to it; told to the others."""
+        if not isinstance(error, CounterfoilError):
+            end = time.monotonic() + 2 * WATCH_SECONDS  # the other may be about to tell
+            while time.monotonic() < end:
+                if (failure := self.find_failure()) is not None:
+                    return failure
+                time.sleep(WATCH_SECONDS / 10)
+        self.tell(str(error) or type(error).__name__, getattr(error, "exit_code", 1))
+        return error
+
+    def close(self) -> None:
+        self.closed.set()
+
+    def _watch(self) -> None:
+        failure: PeerError | None = None
+        while failure is None:
+            if self.closed.wait(WATCH_SECONDS):
+                return
+            failure = self.find_failure()
+        if not self.closed.wait(FAILURE_GRACE_SECONDS):
+            self.report(str(failure))
+            os._exit(failure.exit_code)
 
 
 class FirstProcessError(CounterfoilError):

@@ -7,12 +7,19 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
+from counterfoil.core.distributed import gather_counts, world_size
 from counterfoil.core.errors import ConfigError
 from counterfoil.core.registry import Registry
 from counterfoil.data.batches.collate import ImageBatch
 from counterfoil.encoders.encoded import Encoded
-from counterfoil.encoders.layers import FragmentBatchNorm, JointSpace, xavier_linear
+from counterfoil.encoders.layers import (
+    FragmentBatchNorm,
+    JointSpace,
+    linear_before_norm,
+    xavier_linear,
+)
 from counterfoil.encoders.pooling import Pooling
 
 image_encoders: Registry[type[ImageEncoder]] = Registry("image encoder")
@@ -50,7 +57,8 @@ class Bottleneck(nn.Module):
         self.final_norm = FragmentBatchNorm(outputs, count_padding) if final_norm else None
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
-        x = self.widen(torch.relu(self.norm(self.narrow(x), mask)))
+        narrow = self.norm(linear_before_norm(self.narrow, self.norm, x), mask)
+        x = linear_before_norm(self.widen, self.final_norm, torch.relu(narrow))
         return x if self.final_norm is None else self.final_norm(x, mask)
 
 
@@ -112,11 +120,15 @@ class MLPEncoder(ImageEncoder):
         )
 
     def project(self, fragments: Tensor, mask: Tensor) -> Tensor:
+        length = fragments.shape[1]
+        if self.mlp.norm.count_padding and self.training and world_size() > 1:
+            # padding counts, so every process needs as much of it as the global batch has
+            missing = max(gather_counts(length, mask.device)) - length
+            fragments, mask = F.pad(fragments, (0, 0, 0, missing)), F.pad(mask, (0, missing))
         projected: Tensor = self.fc(fragments)
-        if self.residual == "raw":
-            return projected + self.mlp(fragments, mask)
-        deep: Tensor = self.mlp(projected, mask)
-        return deep if self.residual == "none" else projected + deep
+        deep: Tensor = self.mlp(fragments if self.residual == "raw" else projected, mask)
+        projected = deep if self.residual == "none" else projected + deep
+        return projected[:, :length]
 
 
 class RegionAttention(nn.MultiheadAttention):

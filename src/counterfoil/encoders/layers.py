@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from counterfoil.core.distributed import sum_over_processes
 from counterfoil.core.tensors.host_mirror import known_unpadded
@@ -17,6 +18,18 @@ def xavier_linear(inputs: int, outputs: int) -> nn.Linear:
     nn.init.xavier_uniform_(layer.weight)
     nn.init.zeros_(layer.bias)
     return layer
+
+
+def linear_before_norm(layer: nn.Linear, norm: nn.Module | None, x: Tensor) -> Tensor:
+    """``layer(x)`` for a batch norm over its rows, with the exact gradient of the bias: zero.
+
+    In training the norm subtracts the mean, and with it the bias. Autograd would add up rounding
+    errors instead, which Adam scales up to full updates: the bias would take a random walk, and
+    with it the running mean, differently for every number of processes.
+    """
+    if norm is None or not norm.training:
+        return layer(x)
+    return F.linear(x, layer.weight, layer.bias.detach() + 0.0 * layer.bias)
 
 
 class JointSpace(nn.Module):

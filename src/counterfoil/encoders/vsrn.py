@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from counterfoil.data.batches.collate import ImageBatch
 from counterfoil.encoders.encoded import Encoded, l2_normalize
 from counterfoil.encoders.images import Form, ImageEncoder, image_encoders
-from counterfoil.encoders.layers import FragmentBatchNorm, xavier_linear
+from counterfoil.encoders.layers import FragmentBatchNorm, linear_before_norm, xavier_linear
 from counterfoil.encoders.pooling import MeanPooling, poolings
 from counterfoil.encoders.texts import run_rnn, states_at_end
 
@@ -34,7 +34,8 @@ class RelationLayer(nn.Module):
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
         phi = self.phi(x).masked_fill(~mask[..., None], 0.0)
         affinity = self.theta(x) @ phi.transpose(1, 2) / mask.sum(1).clamp(min=1)[:, None, None]
-        update: Tensor = self.norm(self.out(affinity @ self.g(x)), mask)
+        out = linear_before_norm(self.out, self.norm, affinity @ self.g(x))
+        update: Tensor = self.norm(out, mask)
         return x + update
 
 

@@ -48,6 +48,8 @@ _RECORD = np.dtype([("digest", "u1", (32,)), ("length", "<i8"), ("checksum", "<u
 _FEATURE, _BOX = np.dtype("<f2"), np.dtype("<f4")
 _REMAINS_SECONDS = 3600.0
 """An incomplete file older than this was left by a kill."""
+_NOT_REGULAR = {errno.EINVAL, errno.EISDIR}
+"""Errors of `open_descriptor` for something that is no file of the cache."""
 
 
 @dataclass(frozen=True)
@@ -193,7 +195,10 @@ class FeatureCache:
 
 
 def _find_intact(path: Path, wanted: Collection[bytes]) -> dict[bytes, CachedRow] | None:
-    """Rows of wanted images in a file; None if the file or one of these rows is damaged."""
+    """Rows of wanted images in a file; None if the file or one of these rows is damaged.
+
+    A file that cannot be read now, as on a network drive that does not answer, is no damaged file.
+    """
     try:
         file = RowFile.open(path)
         if file is None:
@@ -201,9 +206,11 @@ def _find_intact(path: Path, wanted: Collection[bytes]) -> dict[bytes, CachedRow
         rows = {digest: row for row, digest in enumerate(file.digests) if digest in wanted}
         if not all(file.is_intact(row) for row in rows.values()):
             return None
-    except FileNotFoundError:  # another process found it damaged
+    except OSError as error:
+        return None if error.errno in _NOT_REGULAR else {}
+    except MemoryError:
         return {}
-    except (OSError, DataError, ValueError, MemoryError):
+    except (DataError, ValueError):
         return None
     return {digest: CachedRow(file, row) for digest, row in rows.items()}
 

@@ -17,7 +17,7 @@ from counterfoil.core.distributed import sum_over_processes
 from counterfoil.core.errors import DataError
 from counterfoil.core.registry import refuse_unused
 from counterfoil.encoders.encoded import Encoded
-from counterfoil.encoders.layers import FragmentBatchNorm, xavier_linear
+from counterfoil.encoders.layers import FragmentBatchNorm, linear_before_norm, xavier_linear
 from counterfoil.kernels.attention import EPS, l2_over, leaky, masked_softmax, similarities
 from counterfoil.kernels.spec import ScoringJob
 from counterfoil.matchers.base import Matcher, matchers, pooled
@@ -71,7 +71,9 @@ class GlobalVector(nn.Module):
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
         x = x.masked_fill(~mask[..., None], 0.0)
         mean = x.sum(1) / mask.sum(1, keepdim=True).clamp(min=1)
-        local, whole = self._normalize(self.local(x), mask), self.whole(mean)
+        channels = None if self.slots else self.local_norm
+        local = self._normalize(linear_before_norm(self.local, channels, x), mask)
+        whole = linear_before_norm(self.whole, self.whole_norm, mean)
         if self.whole_norm is not None:
             whole = self.whole_norm(whole)
         local, whole = self.dropout(local.tanh()), self.dropout(whole.tanh())
@@ -284,7 +286,8 @@ class SAF(AlignmentMatcher):
             return super().score_block(images, texts, job)
 
     def infer(self, nodes: Tensor, mask: Tensor) -> Tensor:
-        gates = torch.sigmoid(self.norm(self.attend(nodes).squeeze(-1), mask))  # [I, T, 1 + W]
+        logits = linear_before_norm(self.attend, self.norm, nodes).squeeze(-1)
+        gates = torch.sigmoid(self.norm(logits, mask))  # [I, T, 1 + W]
         gates = gates.masked_fill(~mask, 0.0)
         weights = gates / (gates.sum(-1, keepdim=True) + EPS)
         return l2_over(torch.einsum("itn,itns->its", weights, nodes), -1)

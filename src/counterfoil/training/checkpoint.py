@@ -158,7 +158,7 @@ class Checkpoints:
         if link == "best" and (self.run / "best").resolve().name != name:
             for measured in MEASURED_OF_BEST:
                 (self.run / measured).unlink(missing_ok=True)
-        temporary = self.run / f".{link}.new.{os.getpid()}"
+        temporary = self.run / f".{link}.new"  # one name: a kill leaves at most this link
         temporary.unlink(missing_ok=True)
         temporary.symlink_to(Path("checkpoints") / name)
         put_in_place(temporary, self.run / link)

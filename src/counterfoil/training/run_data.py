@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from torch.utils.data import DataLoader
 
 from counterfoil.core.config import EvaluationConfig, FeaturesConfig, RunConfig, model_folder
 from counterfoil.core.distributed import rank, world_size
-from counterfoil.core.errors import ConfigError, DataError
+from counterfoil.core.errors import ConfigError, DataError, TrainingError
 from counterfoil.core.parallel import begin_loader_worker, bounded_workers
 from counterfoil.core.progress import Progress
 from counterfoil.core.storage.arrays import ArrayFile
@@ -138,6 +139,32 @@ def skipped_kinds(pairs: Pairs) -> dict[str, int]:
     return count_kinds([p for p in pairs.problems if p.severity is Severity.SKIP])
 
 
+LOST_WORKER = ("killed by signal", "exited unexpectedly", "unable to resize file", "shared memory")
+"""Words of PyTorch's errors if a loader process was killed, or had no shared memory for a batch."""
+
+
+RESUME_ADVICE = "the last checkpoint is intact: continue with: counterfoil train --resume RUN"
+
+
+def _last_line(error: Exception) -> str:
+    """The reason; the error of a loader process has its traceback before it."""
+    return str(error).strip().rpartition("\n")[2]
+
+
+@contextmanager
+def lost_workers() -> Iterator[None]:
+    """Explain the loss of a loader process, which PyTorch raises at any moment, from a signal."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not any(words in str(error) for words in LOST_WORKER):
+            raise
+        raise TrainingError(
+            f"a loader process was lost ({_last_line(error)}); {RESUME_ADVICE}, with fewer "
+            "data.workers or, if there is little, more shared memory (/dev/shm)"
+        ) from error
+
+
 class TrainingBatches:
     """The training batches of a run: their plan, items and data loader."""
 
@@ -198,6 +225,15 @@ class TrainingBatches:
                 generator=torch.Generator(),
             )
         return self._loader
+
+    def read(self, epoch: int, start: int) -> Iterator[Any]:
+        """The batches of `loader`; a drive that fails ends training, and is no reason to skip."""
+        try:
+            yield from self.loader(epoch, start)
+        except OSError as error:
+            raise TrainingError(
+                f"the training data could not be read ({_last_line(error)}); {RESUME_ADVICE}"
+            ) from error
 
     def to_device(self, batch: PairBatch) -> PairBatch:
         batch = batch.to(self.device)

@@ -30,7 +30,7 @@ from counterfoil.training.diagnostics import projection_gradient
 from counterfoil.training.logs import RunLogs, finite
 from counterfoil.training.lookahead import create_trials
 from counterfoil.training.optim import OptimizerStep, as_numbers
-from counterfoil.training.run_data import TrainingBatches
+from counterfoil.training.run_data import TrainingBatches, lost_workers
 from counterfoil.training.run_folder import locked_run, write_config
 from counterfoil.training.services import TrainingSurvey, prepare_objective
 from counterfoil.training.step import HISTOGRAM, MARGIN_RANGE, PRECISIONS, TrainingStep, batch_notes
@@ -125,7 +125,10 @@ class Trainer:
             )
         board, interrupted = self.config.train.tensorboard, False
         try:
-            with RunLogs(self.folder, self.position, board, self.device.type) as logs:
+            with (
+                RunLogs(self.folder, self.position, board, self.device.type) as logs,
+                lost_workers(),
+            ):
                 while not self.position.finished and not interrupted:
                     interrupted = self._epoch(step, logs)
         finally:
@@ -140,7 +143,7 @@ class Trainer:
             self.objective.begin_epoch(position.epoch, self.survey)
         self.step_module.train()
         label, count = f"epoch {position.epoch + 1}/{train.epochs}", len(self.batches)
-        loader = self.batches.loader(position.epoch, position.batch)
+        loader = self.batches.read(position.epoch, position.batch)
         for batch in self.progress.track(loader, label, count, done=position.batch):
             position.batch += 1
             last = position.batch == count

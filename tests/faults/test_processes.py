@@ -1,0 +1,58 @@
+"""Several processes train as one does; if one of them dies, all end with its message."""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from pathlib import Path
+
+import pytest
+
+from counterfoil.core import distributed
+from counterfoil.core.distributed import processes
+from counterfoil.core.errors import DataError
+from tests.faults.children import Moment
+from tests.faults.processes import CASES, compare, start_ranks, try_death, wait_all
+
+
+def work(fails: bool) -> None:
+    """One process of a run: the second fails, or is killed while all others wait."""
+    distributed.WATCH_SECONDS, distributed.FAILURE_GRACE_SECONDS = 0.2, 0.5
+    with processes(dict(os.environ), lambda message: print(message, flush=True)):
+        if fails and os.environ["RANK"] == "1":
+            raise DataError("the second image is missing")
+        time.sleep(100)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_all_processes_end_with_the_message_of_one_that_fails_or_is_killed(
+    tmp_path: Path, fails: bool
+) -> None:
+    dying = {} if fails else {1: Moment(seconds=4.0)}
+    started = time.monotonic()
+    ranks = start_ranks(lambda: work(fails), tmp_path, 3, dying)
+    results, _ = wait_all(ranks, limit=60)
+    assert time.monotonic() - started < 50
+    for rank in (0, 2):
+        assert results[rank].code == (DataError.exit_code if fails else 1)
+        cause = "failed: the second image is missing" if fails else "ended without a message"
+        assert "process 1 of this run" in results[rank].output
+        assert cause in results[rank].output
+
+
+@pytest.mark.parametrize("count", [2, 4])
+@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.slow) for name in CASES])
+def test_several_processes_train_as_one_does(tmp_path, name, count) -> None:
+    found = compare(tmp_path, name, count, double=True)
+    assert found.steps >= 50
+    assert found.loss < 1e-6
+    assert found.weight < 1e-5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(6))
+def test_a_run_resumes_with_another_number_of_processes_after_one_died(tmp_path, seed) -> None:
+    found = try_death(tmp_path, random.Random(seed))
+    assert found["problems"] == []
+    assert found["seconds"] < 30
