@@ -37,11 +37,6 @@ SMALL = [
 
 
 @pytest.fixture(scope="session")
-def cache(tmp_path_factory) -> Path:
-    return tmp_path_factory.mktemp("cache")
-
-
-@pytest.fixture(scope="session")
 def run(cache, tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("runs") / "small"
     with all_charts():
