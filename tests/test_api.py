@@ -100,7 +100,8 @@ def test_images_are_read_from_whatever_holds_them(model, photo) -> None:
     scores = model.score(images, TEXTS)
     assert scores.shape == (len(images), 2)
     assert torch.equal(scores, scores[:1].expand_as(scores))
-    assert torch.equal(model.score(photo, TEXTS[0]), scores[:1, :1])
+    alone = model.score(photo, TEXTS[0])  # a product of another shape: the last bit may differ
+    assert torch.allclose(alone, scores[:1, :1], rtol=0, atol=1e-6)
 
 
 def test_batches_change_no_score(model, photo, pairs) -> None:
