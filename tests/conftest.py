@@ -177,6 +177,30 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return shared_folder(tmp_path_factory, "cache")
 
 
+LONGEST = (
+    "app/test_application_page.py",
+    "reproduce/test_reproduce.py",
+    "app/test_review.py",
+    "core/test_hub.py",
+    "cli/test_demo.py",
+    "reproduce/test_columns.py",
+    "training/test_trainer.py",
+    "test_options.py",
+    "app/test_application_models.py",
+    "cli/test_audit.py",
+    "cli/test_cli.py",
+    "training/test_run_dual.py",
+    "training/test_gradient_cache.py",
+    "cli/test_bench.py",
+)
+"""Files of more than ten seconds, which begin first: the last one of a run has a core idle."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    place = {Path(__file__).parent / name: at for at, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: place.get(item.path, len(place)))
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--write-scores", action="store_true", help="see tests/models/test_same_scores"

@@ -394,7 +394,7 @@ def test_python_programs_use_the_cache_that_the_variable_names(
         "foils hf://me/m {picture} 'a red car'",
         "evaluate-foils scenes-corrector --foils hf://me/m --data scenes --option images=[2,2,2]",
         "train scenes/tags-dc-one-stage model.init_from=hf://me/m data.vocabulary={vocabulary} "
-        "data.options.images=[8,8,8] data.captions=one train.epochs=1 train.batch_size=8 "
+        "data.options.images=[8,4,4] data.captions=one train.epochs=1 train.batch_size=8 "
         "evaluation.max_images=4 --out {out}",
     ],
     ids=lambda command: command.split()[0],
