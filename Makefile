@@ -21,7 +21,7 @@ define checked
 	@notes=$$(mktemp); \
 	$(MAKE) --no-print-directory --keep-going lint typecheck doctests links >$$notes 2>&1 & \
 	reading=$$!; trap "kill $$reading" INT TERM; \
-	OMP_NUM_THREADS=1 $(2) $(PYTEST) --numprocesses=2 --dist=loadfile --durations=15 -m $(1); \
+	OMP_NUM_THREADS=1 $(2) $(PYTEST) --numprocesses=2 --dist=loadfile --no-loadscope-reorder --durations=15 -m $(1); \
 	tested=$$?; wait $$reading; read=$$?; cat $$notes; rm -f $$notes; \
 	[ $$tested -eq 0 ] && [ $$read -eq 0 ]
 endef

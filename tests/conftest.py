@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
-from collections.abc import Iterable, Iterator
+import shutil
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -21,8 +22,10 @@ from hypothesis import settings
 from safetensors import safe_open
 
 from counterfoil.core.storage.arrays import ArrayFile
+from counterfoil.core.storage.locks import locked_in_turn
 from counterfoil.data.fragments import FragmentTable
 from counterfoil.data.pairs import Pairs, Split
+from counterfoil.models import yardstick
 from counterfoil.training import report
 from counterfoil.training.plots import plots_of
 from tests.two_processes import TwoProcesses, two_processes
@@ -149,6 +152,55 @@ def concepts(tmp_path_factory: pytest.TempPathFactory) -> Pairs:
     )
 
 
+def shared_folder(factory: pytest.TempPathFactory, name: str) -> Path:
+    """A folder of this session that the workers of pytest-xdist have in common."""
+    base = factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / name
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
+def built_once(factory: pytest.TempPathFactory, name: str, build: Callable[[Path], object]) -> Path:
+    """This worker's own copy of a folder that the first worker to ask for it fills."""
+    shared = shared_folder(factory, name)
+    complete = shared.with_name(f"{name}.complete")
+    with locked_in_turn(shared.with_name(f"{name}.lock"), "another worker"):
+        if not complete.exists():
+            build(shared)
+            complete.touch()
+    return Path(shutil.copytree(shared, factory.mktemp(name) / "copy", symlinks=True))
+
+
+@pytest.fixture(scope="session")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Scenes and features, made once for all tests: files of a cache are never changed."""
+    return shared_folder(tmp_path_factory, "cache")
+
+
+LONGEST = (
+    "app/test_application_page.py",
+    "reproduce/test_reproduce.py",
+    "app/test_review.py",
+    "core/test_hub.py",
+    "cli/test_demo.py",
+    "reproduce/test_columns.py",
+    "training/test_trainer.py",
+    "test_options.py",
+    "app/test_application_models.py",
+    "cli/test_audit.py",
+    "cli/test_cli.py",
+    "training/test_run_dual.py",
+    "training/test_gradient_cache.py",
+    "cli/test_bench.py",
+)
+"""Files of more than ten seconds, which begin first: the last one of a run has a core idle."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    place = {Path(__file__).parent / name: at for at, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: place.get(item.path, len(place)))
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--write-scores", action="store_true", help="see tests/models/test_same_scores"
@@ -164,14 +216,17 @@ def in_two_processes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoPr
 
 @pytest.fixture(scope="session", autouse=True)
 def cheap_runs() -> Iterator[None]:
-    """Runs draw one chart, the command line is built once, and nothing is flushed to the disk.
+    """Runs draw one chart and explain few pairs, and nothing is flushed to the disk.
 
-    All charts of a tiny run take four times as long as its training, and Typer takes 0.1 s to
-    build the commands. Tests of durability replace `os.fsync` or watch another process.
+    All charts of a tiny run take four times as long as its training, and to explain 50 pairs for
+    its yardstick takes longer, too. Typer takes 0.1 s to build the commands: they are built once.
+    Tests of durability replace `os.fsync` or watch another process.
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(report, "plots_of", lambda *args: dict(islice(plots_of(*args).items(), 1)))
-        patch.setattr(typer.testing, "_get_command", cache(typer.testing._get_command))
+        command = functools.cache(typer.testing._get_command)
+        patch.setattr(typer.testing, "_get_command", command)
+        patch.setattr(yardstick, "EXPLAINED", 4)
         patch.setattr(os, "fsync", lambda descriptor: None)
         yield
 

@@ -26,8 +26,8 @@ TEXTS = ["a red bicycle", "two cows next to a tree"]
 
 
 @pytest.fixture(scope="module")
-def pairs(tmp_path_factory):
-    return cf.load_pairs("scenes", images=40, cache_dir=tmp_path_factory.mktemp("cache"))
+def pairs(cache):
+    return cf.load_pairs("scenes", images=40, cache_dir=cache)
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +100,8 @@ def test_images_are_read_from_whatever_holds_them(model, photo) -> None:
     scores = model.score(images, TEXTS)
     assert scores.shape == (len(images), 2)
     assert torch.equal(scores, scores[:1].expand_as(scores))
-    assert torch.equal(model.score(photo, TEXTS[0]), scores[:1, :1])
+    alone = model.score(photo, TEXTS[0])  # a product of another shape: the last bit may differ
+    assert torch.allclose(alone, scores[:1, :1], rtol=0, atol=1e-6)
 
 
 def test_batches_change_no_score(model, photo, pairs) -> None:
@@ -268,7 +269,7 @@ def test_a_folder_without_a_run_cannot_be_resumed(pairs, tmp_path) -> None:
 def test_the_config_of_a_run_says_how_its_model_was_made(pairs, tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     options = {"embed_size": 16, "ensemble_size": 2}
-    settings = {"epochs": 1, "batch_size": 16}
+    settings = {"epochs": 1, "batch_size": 80}
     cf.train(cf.create("vse-fc", pairs, **options), pairs, folder="first", **settings)
     model = cf.create("vse-fc", pairs, init_from="first", **options)
     cf.train(model, pairs, folder="second", **settings)
@@ -281,7 +282,7 @@ def test_the_config_of_a_run_says_how_its_model_was_made(pairs, tmp_path, monkey
 def test_noise_shuffles_the_captions_that_a_run_is_trained_on(pairs, tmp_path) -> None:
     def losses(name, **data):
         model = cf.create("vse-fc", pairs, embed_size=16)
-        settings = {"folder": tmp_path / name, "epochs": 1, "batch_size": 16}
+        settings = {"folder": tmp_path / name, "epochs": 1, "batch_size": 80}
         cf.train(model, pairs, data=data, **settings)
         return (tmp_path / name / "metrics.jsonl").read_text()
 

@@ -18,6 +18,7 @@ from counterfoil.audit.merge import merge_log
 from counterfoil.data.images import open_image
 from tests.app.conftest import LIMITS, finding, running
 from tests.app.test_application_page import Page
+from tests.conftest import thinned
 
 HOSTILE = "<img src=x onerror=document.body.dataset.hacked=1> & “quotes”"
 TEXTS = ["a red dog on a beach", HOSTILE, "two cows", "the red car of a man", "a red boat"]
@@ -201,7 +202,12 @@ def test_the_focused_decision_is_undone_before_the_last(browser, service, report
         left(browser, 5)
 
 
-@pytest.mark.parametrize("gap", ["\n", " \r\n\t", "\u2028", "\x0b\x85"])
+ALL_GAPS = "\n\r\t\u2028\x0b\x85"
+
+
+@pytest.mark.parametrize(
+    "gap", thinned([ALL_GAPS, "\n", " \r\n\t", "\u2028", "\x0b\x85"], ALL_GAPS)
+)
 def test_a_caption_of_several_lines_stays_in_words(browser, service, report, gap) -> None:
     change(report, 0, f"two red{gap}cows ", f"two brown{gap}cows ")
     change(report, 1, f"a red{gap}dog", f"a red {gap}dog")
@@ -231,7 +237,9 @@ def test_words_behind_an_emoji_are_struck(browser, service, report) -> None:
         assert browser.text(".finding .caption") == "😀👩‍👩‍👧 the red brown car 🚗"
 
 
-@pytest.mark.parametrize("maker", ["runs/other", "other", "elsewhere", 3])
+@pytest.mark.parametrize(
+    "maker", thinned(["runs/other", "other", "elsewhere", 3], "runs/other", "elsewhere", 3)
+)
 def test_findings_open_in_the_model_of_the_audit(browser, content, report, maker) -> None:
     (report / "summary.json").write_text(json.dumps({"run": maker, "notes": []}))
     models = (*content.models, ServedModel("other", content.models[0].model))

@@ -12,7 +12,7 @@ from counterfoil.audit.findings import read_findings
 from counterfoil.core.errors import ConfigError, DataError
 from counterfoil.data.images import open_image
 from counterfoil.data.load import load_pairs
-from tests.cli.test_audit import cache, pairs, run  # noqa: F401
+from tests.cli.test_audit import pairs, run  # noqa: F401
 from tests.cli.test_cli import invoke
 
 

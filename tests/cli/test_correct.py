@@ -29,11 +29,6 @@ SENTENCE = "A man on a red bicycle, next to a tree."
 
 
 @pytest.fixture(scope="module")
-def cache(tmp_path_factory):
-    return tmp_path_factory.mktemp("cache")
-
-
-@pytest.fixture(scope="module")
 def pairs(cache):
     return read_data(build_config({"data": SCENES}), cache, Silent())
 

@@ -20,11 +20,6 @@ LINE = "scoring by PyTorch on the CPU"
 
 
 @pytest.fixture(scope="module")
-def cache(tmp_path_factory):
-    return tmp_path_factory.mktemp("cache")
-
-
-@pytest.fixture(scope="module")
 def pairs(cache):
     return read_data(build_config({"data": SCENES}), cache, Silent())
 

@@ -18,11 +18,6 @@ from tests.cli.test_correct import SCENES, run_folder
 
 
 @pytest.fixture(scope="module")
-def cache(tmp_path_factory):
-    return tmp_path_factory.mktemp("cache")
-
-
-@pytest.fixture(scope="module")
 def pairs(cache):
     return read_data(build_config({"data": SCENES}), cache, Silent())
 

@@ -11,7 +11,7 @@ from counterfoil.core.errors import ConfigError
 from counterfoil.models.export import OnnxMatcher
 from counterfoil.training.run_folder import load_model
 from tests.cli.test_cli import invoke
-from tests.cli.test_search import cache, pairs, run  # noqa: F401 - fixtures
+from tests.cli.test_search import pairs, run  # noqa: F401 - fixtures
 
 
 def test_a_run_is_exported_and_scores_as_before(run, pairs, tmp_path) -> None:  # noqa: F811

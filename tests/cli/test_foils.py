@@ -22,11 +22,6 @@ FEW = ["--masks", 2, "--samples", 3, "--keep", 2]
 
 
 @pytest.fixture(scope="module")
-def cache(tmp_path_factory):
-    return tmp_path_factory.mktemp("cache")
-
-
-@pytest.fixture(scope="module")
 def pairs(cache):
     return read_data(build_config({"data": SCENES}), cache, Silent())
 

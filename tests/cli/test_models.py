@@ -85,8 +85,9 @@ def test_a_pretrained_model_starts_another_training(scene) -> None:
     vocabulary = zoo.FOLDER / "scenes-corrector" / "vocabulary.json"
     call(
         "train", "scenes/tags-dc-one-stage", "model.init_from=scenes-corrector",
-        f"data.vocabulary={vocabulary}", "data.options.images=[8,8,8]", "train.epochs=1",
-        "train.batch_size=8", "evaluation.max_images=4", "--out", "run", "--cache", "cache",
+        f"data.vocabulary={vocabulary}", "data.options.images=[8,4,4]", "train.epochs=1",
+        "train.batch_size=8", "data.captions=one", "evaluation.max_images=4", "--out", "run",
+        "--cache", "cache",
     )  # fmt: skip
     assert "init_from: scenes-corrector" in Path("run/config.yaml").read_text()
 

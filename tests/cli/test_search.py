@@ -22,11 +22,6 @@ SCENES = {"source": "scenes", "options": {"images": [20, 4, 16]}, "min_count": 1
 
 
 @pytest.fixture(scope="module")
-def cache(tmp_path_factory):
-    return tmp_path_factory.mktemp("cache")
-
-
-@pytest.fixture(scope="module")
 def pairs(cache):
     return read_data(build_config({"data": SCENES}), cache, Silent())
 

@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ from counterfoil.core.hub import HUB_ADDRESS, hub_library
 from counterfoil.core.storage.checksums import write_sums
 from counterfoil.models import from_pretrained
 from counterfoil.models.store import save_pretrained
-from tests.core.hub_server import hub_server
+from tests.core.hub_server import Hub, hub_server
 
 FETCH = """
 import json, sys
@@ -76,39 +77,115 @@ for folder, name in zip(sys.argv[2::2], sys.argv[3::2]):
         print(error)
 """
 
+FORKS = """
+import importlib, json, os, sys, traceback
+for name in sys.argv[1:]:
+    importlib.import_module(name)
+for line in sys.stdin:
+    code, words, home, outputs = json.loads(line)
+    child = os.fork()
+    if child == 0:
+        os.environ["HOME"] = home
+        sys.argv[1:] = words
+        for number, path in enumerate(outputs, 1):
+            os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
+        try:
+            exec(code, {"__name__": "__main__"})
+            sys.stdout.flush()
+            os._exit(0)
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+    print(os.waitpid(child, 0)[1], flush=True)
+"""
+HUB_LIBRARY = ("counterfoil.core.zoo", "huggingface_hub.file_download", "huggingface_hub.hf_api")
+WITH_TORCH = (*HUB_LIBRARY, "counterfoil.cli", "counterfoil.api", "counterfoil.training.run")
+
+
+class Programs:
+    """Runs programs whose `huggingface_hub` uses a hub of this machine.
+
+    Each is a fork of a process that has imported the library for the address of that hub.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.parents: dict[tuple[str, ...], subprocess.Popen[str]] = {}
+
+    def run(self, hub: Hub, folder: Path, code: str, *words: str, imported=WITH_TORCH) -> str:
+        """What the program prints."""
+        key = (hub.url, *imported)
+        if key not in self.parents:
+            self.parents[key] = self._start(hub, imported)
+        parent = self.parents[key]
+        outputs = [folder / "stdout", folder / "stderr"]
+        arguments = [str(folder / "cache"), *words]
+        order = [code, arguments, str(folder / "home"), list(map(str, outputs))]
+        assert parent.stdin is not None
+        assert parent.stdout is not None
+        print(json.dumps(order), file=parent.stdin, flush=True)
+        status = parent.stdout.readline()
+        assert status == "0\n", outputs[1].read_text()
+        return outputs[0].read_text()
+
+    def _start(self, hub: Hub, imported: tuple[str, ...]) -> subprocess.Popen[str]:
+        settings = {
+            "HF_ENDPOINT": hub.url,
+            "HF_HOME": str(self.folder / "hf"),
+            "HF_TOKEN": "hf_of_a_test",
+            "HF_HUB_DISABLE_XET": "1",  # files by HTTP and Git LFS
+            "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+            "HF_HUB_DISABLE_TELEMETRY": "1",
+        }
+        return subprocess.Popen(
+            [sys.executable, "-c", FORKS, *imported],
+            env={**os.environ, **settings},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def close(self) -> None:
+        for parent in self.parents.values():
+            parent.communicate(timeout=60)  # it ends with its input
+
+
+@pytest.fixture(scope="module")
+def programs(tmp_path_factory) -> Iterator[Programs]:
+    opened = Programs(tmp_path_factory.mktemp("programs"))
+    yield opened
+    opened.close()
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Hub]:
+    with hub_server() as started:
+        yield started
+
 
 @pytest.fixture
-def hub():
-    with hub_server() as server:
-        yield server
+def hub(server) -> Hub:
+    """An empty hub; its address is the same in all tests, as the library reads it once."""
+    vars(server).update(vars(Hub(url=server.url)))
+    return server
 
 
-def python(hub, folder, code: str, *words: str) -> str:
-    """What a program prints whose `huggingface_hub` uses the hub of this machine."""
-    settings = {
-        "HF_ENDPOINT": hub.url,
-        "HF_HOME": str(folder / "hf"),
-        "HOME": str(folder / "home"),
-        "HF_TOKEN": "hf_of_a_test",
-        "HF_HUB_DISABLE_XET": "1",  # files by HTTP and Git LFS
-        "HF_HUB_DISABLE_PROGRESS_BARS": "1",
-        "HF_HUB_DISABLE_TELEMETRY": "1",
-    }
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(folder / "cache"), *words],
-        env={**os.environ, **settings},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+@pytest.fixture
+def python(programs):
+    return programs.run
 
 
-def fetch(hub, folder, *sources: str) -> tuple[list[str], list[str]]:
-    answers, notes, torch_is_loaded = json.loads(python(hub, folder, FETCH, *sources))
-    assert not torch_is_loaded
-    return answers, notes
+@pytest.fixture
+def fetch(programs):
+    """Answers and notes of a program that resolves the names of models."""
+
+    def resolve(hub: Hub, folder: Path, *sources: str) -> tuple[list[str], list[str]]:
+        printed = programs.run(hub, folder, FETCH, *sources, imported=HUB_LIBRARY)
+        answers, notes, torch_is_loaded = json.loads(printed)
+        assert not torch_is_loaded
+        return answers, notes
+
+    return resolve
 
 
 def files_of(folder) -> dict[str, bytes]:
@@ -121,7 +198,7 @@ def model() -> dict[str, bytes]:
 
 
 def test_a_saved_model_is_downloaded_once_and_again_after_a_new_commit(
-    hub, model, tmp_path
+    fetch, hub, model, tmp_path
 ) -> None:
     first = hub.commit("me/m", {**model, ".gitattributes": b"x", "pytorch_model.bin": b"pickled"})
     (folder,), _ = fetch(hub, tmp_path, "hf://me/m")
@@ -137,7 +214,7 @@ def test_a_saved_model_is_downloaded_once_and_again_after_a_new_commit(
     assert len(hub.downloaded()) == len(model)
 
 
-def test_a_connection_that_breaks_off_is_opened_again(hub, model, tmp_path) -> None:
+def test_a_connection_that_breaks_off_is_opened_again(fetch, hub, model, tmp_path) -> None:
     hub.commit("me/m", model)
     hub.cuts = [10**9] * 3 + [200_000]  # of the weights, which come after three smaller files
     (folder,), _ = fetch(hub, tmp_path, "hf://me/m")
@@ -146,7 +223,7 @@ def test_a_connection_that_breaks_off_is_opened_again(hub, model, tmp_path) -> N
 
 
 def test_a_file_that_differs_from_its_checksum_is_refused_named_and_deleted(
-    hub, model, tmp_path
+    fetch, hub, model, tmp_path
 ) -> None:
     weights = model["model.safetensors"]
     hub.commit("me/m", {**model, "model.safetensors": weights[:-1] + bytes([weights[-1] ^ 1])})
@@ -157,7 +234,7 @@ def test_a_file_that_differs_from_its_checksum_is_refused_named_and_deleted(
 
 
 @pytest.mark.parametrize("name", ["model.pt", "a/b/c.json", "tokenizer.py"])
-def test_files_that_no_saved_model_has_are_never_fetched(hub, model, tmp_path, name) -> None:
+def test_files_that_no_saved_model_has_are_never_fetched(fetch, hub, model, tmp_path, name) -> None:
     (tmp_path / "m" / name).parent.mkdir(parents=True)
     (tmp_path / "m" / name).write_bytes(b"code")
     write_sums(tmp_path / "m")
@@ -168,7 +245,9 @@ def test_files_that_no_saved_model_has_are_never_fetched(hub, model, tmp_path, n
     assert hub.downloaded() == ["SHA256SUMS"]
 
 
-def test_what_is_no_saved_model_or_unknown_is_refused_with_advice(hub, model, tmp_path) -> None:
+def test_what_is_no_saved_model_or_unknown_is_refused_with_advice(
+    fetch, hub, model, tmp_path
+) -> None:
     hub.commit("me/clip", {"config.json": b"{}", "pytorch_model.bin": b"x"})
     hub.commit("me/part", {"SHA256SUMS": model["SHA256SUMS"]})
     sources = ("hf://me/clip", "hf://me/part", "hf://me/none", "hf://me/clip@v2")
@@ -181,7 +260,7 @@ def test_what_is_no_saved_model_or_unknown_is_refused_with_advice(hub, model, tm
 
 
 def test_without_a_network_the_last_copy_is_used_or_the_error_says_what_to_do(
-    model, tmp_path
+    fetch, model, tmp_path
 ) -> None:
     with hub_server() as hub:
         hub.commit("me/m", model)
@@ -194,7 +273,7 @@ def test_without_a_network_the_last_copy_is_used_or_the_error_says_what_to_do(
 
 
 @pytest.mark.parametrize("status", [408, 429, 500, 502, 503, 504])
-def test_an_outage_of_the_hub_is_like_no_network(hub, model, tmp_path, status) -> None:
+def test_an_outage_of_the_hub_is_like_no_network(fetch, hub, model, tmp_path, status) -> None:
     hub.commit("me/m", model)
     (folder,), _ = fetch(hub, tmp_path, "hf://me/m")
     hub.outage = status
@@ -205,7 +284,7 @@ def test_an_outage_of_the_hub_is_like_no_network(hub, model, tmp_path, status) -
     assert str(status) in other
 
 
-def test_an_outage_during_a_download_leads_to_the_last_copy(hub, model, tmp_path) -> None:
+def test_an_outage_during_a_download_leads_to_the_last_copy(fetch, hub, model, tmp_path) -> None:
     hub.commit("me/m", model)
     (folder,), _ = fetch(hub, tmp_path, "hf://me/m")
     new = hub.commit("me/m", {})
@@ -220,7 +299,7 @@ def test_an_outage_during_a_download_leads_to_the_last_copy(hub, model, tmp_path
 
 @pytest.mark.parametrize("status", [401, 403, 404])
 def test_a_model_that_the_hub_no_longer_gives_is_refused_despite_a_copy(
-    hub, model, tmp_path, status
+    fetch, hub, model, tmp_path, status
 ) -> None:
     hub.commit("me/m", model)
     fetch(hub, tmp_path, "hf://me/m")
@@ -229,7 +308,9 @@ def test_a_model_that_the_hub_no_longer_gives_is_refused_despite_a_copy(
     assert "hf://me/m: refused by the hub" in answer
 
 
-def test_a_pushed_model_loads_as_it_was_with_a_card_that_can_be_edited(hub, tmp_path) -> None:
+def test_a_pushed_model_loads_as_it_was_with_a_card_that_can_be_edited(
+    python, hub, tmp_path
+) -> None:
     first, second, same, measured = python(hub, tmp_path, PUSH).splitlines()
     assert first != second
     assert f"{hub.url}/me/corrector/commit/" in first
@@ -253,7 +334,9 @@ def cards_of(hub, name: str) -> list[str]:
     return [files["README.md"].decode() for _, files in hub.models[name]]
 
 
-def test_the_card_of_the_folder_is_pushed_and_one_on_the_hub_stays(hub, saved, tmp_path) -> None:
+def test_the_card_of_the_folder_is_pushed_and_one_on_the_hub_stays(
+    python, hub, saved, tmp_path
+) -> None:
     shutil.copytree(saved, tmp_path / "run" / "best")
     (tmp_path / "run" / "README.md").write_text("# Card of the run")
     (tmp_path / "own.md").write_text("# Another card")
@@ -266,7 +349,7 @@ def test_the_card_of_the_folder_is_pushed_and_one_on_the_hub_stays(hub, saved, t
 
 
 @pytest.mark.parametrize("name", zoo.names())
-def test_the_hub_takes_the_cards_of_the_zoo(hub, tmp_path, name) -> None:
+def test_the_hub_takes_the_cards_of_the_zoo(python, hub, tmp_path, name) -> None:
     text = zoo.card(name, zoo.entries()[name].model_dump())
     model = from_pretrained("scenes-corrector")
     save_pretrained(model, tmp_path / "saved", half=True, card=text)
@@ -276,7 +359,9 @@ def test_the_hub_takes_the_cards_of_the_zoo(hub, tmp_path, name) -> None:
 
 
 @pytest.mark.parametrize("tag", ["Apache-2.0", "other"])
-def test_a_card_with_a_license_that_the_hub_does_not_know_is_refused(hub, tmp_path, tag) -> None:
+def test_a_card_with_a_license_that_the_hub_does_not_know_is_refused(
+    python, hub, tmp_path, tag
+) -> None:
     card = f"---\nlicense: {tag}\n---\n# A card\n"
     model = from_pretrained("scenes-corrector")
     save_pretrained(model, tmp_path / "saved", half=True, card=card)
@@ -286,7 +371,7 @@ def test_a_card_with_a_license_that_the_hub_does_not_know_is_refused(hub, tmp_pa
 
 
 @pytest.mark.slow
-def test_a_push_that_the_hub_refuses_says_what_to_check(hub, tmp_path) -> None:
+def test_a_push_that_the_hub_refuses_says_what_to_check(python, hub, tmp_path) -> None:
     hub.may_write = False
     answer = python(hub, tmp_path, PUSH)
     assert "me/corrector: could not be pushed (" in answer
@@ -294,7 +379,9 @@ def test_a_push_that_the_hub_refuses_says_what_to_check(hub, tmp_path) -> None:
     assert "hf auth login" in answer
 
 
-def test_python_programs_use_the_cache_that_the_variable_names(hub, model, tmp_path) -> None:
+def test_python_programs_use_the_cache_that_the_variable_names(
+    python, hub, model, tmp_path
+) -> None:
     hub.commit("me/m", model)
     python(hub, tmp_path, LOAD)
     assert (tmp_path / "cache" / "pretrained" / "hub" / "me--m").is_dir()
@@ -307,12 +394,12 @@ def test_python_programs_use_the_cache_that_the_variable_names(hub, model, tmp_p
         "foils hf://me/m {picture} 'a red car'",
         "evaluate-foils scenes-corrector --foils hf://me/m --data scenes --option images=[2,2,2]",
         "train scenes/tags-dc-one-stage model.init_from=hf://me/m data.vocabulary={vocabulary} "
-        "data.options.images=[8,8,8] train.epochs=1 train.batch_size=8 evaluation.max_images=4 "
-        "--out {out}",
+        "data.options.images=[8,4,4] data.captions=one train.epochs=1 train.batch_size=8 "
+        "evaluation.max_images=4 --out {out}",
     ],
     ids=lambda command: command.split()[0],
 )
-def test_a_command_downloads_models_into_its_cache(hub, model, tmp_path, command) -> None:
+def test_a_command_downloads_models_into_its_cache(python, hub, model, tmp_path, command) -> None:
     hub.commit("me/m", model)
     Image.new("RGB", (96, 96), "red").save(tmp_path / "red.png")
     vocabulary = zoo.FOLDER / "scenes-corrector" / "vocabulary.json"

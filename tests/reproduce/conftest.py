@@ -50,11 +50,6 @@ def planned(tree: dict[str, Any], out: Path, seeds: int = 1, **settings: Any) ->
 
 
 @pytest.fixture(scope="session")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("reproduce-cache")
-
-
-@pytest.fixture(scope="session")
 def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One folder of runs for all tests: what one has trained, the others find."""
     return tmp_path_factory.mktemp("reproduce")

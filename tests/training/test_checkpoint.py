@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -22,10 +24,17 @@ from tests.models.importers.test_hostile_checkpoints import torch_file
 from tests.training.test_trainer import config, trainer
 
 
+@pytest.fixture(scope="module")
+def trained(concepts, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("trained")
+    trainer(concepts, folder, config(epochs=1)).run()
+    return folder
+
+
 @pytest.fixture
-def run(concepts, tmp_path):
-    trainer(concepts, tmp_path, config(epochs=1)).run()
-    return tmp_path
+def run(trained, tmp_path):
+    """A copy of the run, to be damaged."""
+    return shutil.copytree(trained, tmp_path / "run", symlinks=True)
 
 
 @pytest.mark.parametrize("name", [STATE, WEIGHTS])

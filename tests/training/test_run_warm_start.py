@@ -41,11 +41,6 @@ def config(objective: dict, heads: list[str], start: str | None = None, **train)
 
 
 @pytest.fixture(scope="module")
-def cache(tmp_path_factory):
-    return tmp_path_factory.mktemp("cache")
-
-
-@pytest.fixture(scope="module")
 def first(cache, tmp_path_factory):
     """A run of stage 1."""
     folder = tmp_path_factory.mktemp("runs") / "first"

@@ -26,7 +26,7 @@ from tests.conftest import thinned
 BASE = {
     "model": {"name": "rvse-mlp", "embed_size": 32, "text": {"word_dim": 16, "dropout": 0.1}},
     "data": {"min_count": 1, "drop_regions": 0.2, "word_noise": 0.1},
-    "train": {"epochs": 3, "batch_size": 32, "log_every": 1},
+    "train": {"epochs": 2, "batch_size": 32, "log_every": 1},
 }
 
 
@@ -98,7 +98,8 @@ def test_a_run_starts_no_more_loader_processes_than_it_has_cores(concepts, tmp_p
             self.said += text
 
     before, counts = len(multiprocessing.active_children()), Counts()
-    settings = build_config({**BASE, "data": {**BASE["data"], "workers": usable_cores() + 3}})
+    data = {**BASE["data"], "workers": usable_cores() + 3}
+    settings = build_config({**BASE, "data": data, "train": {**BASE["train"], "epochs": 1}})
     trainer(concepts, tmp_path, settings, progress=counts).run()
     assert counts.most - before == usable_cores()
     assert "data.workers" in counts.said
@@ -304,7 +305,7 @@ def test_early_stopping_ends_a_run_that_no_longer_improves(concepts, tmp_path) -
 
 @pytest.mark.parametrize("precision", thinned(["bf16", "fp16"], "bf16"))
 def test_mixed_precision_trains_on_the_cpu(concepts, tmp_path, precision) -> None:
-    result = trainer(concepts, tmp_path, config(epochs=2, precision=precision)).run()
+    result = trainer(concepts, tmp_path, config(epochs=1, precision=precision)).run()
     assert result.best_rsum > 0
 
 
@@ -345,7 +346,7 @@ def test_a_part_of_dev_can_choose_the_epoch(concepts, tmp_path, monkeypatch) -> 
     monkeypatch.setattr(loop, "evaluate", noted)
     settings = build_config({**BASE, "evaluation": {"max_images": 8}})
     trainer(concepts, tmp_path, settings).run()
-    assert seen == [[concepts.dev.ids[4 * place] for place in range(8)]] * 3
+    assert seen == [[concepts.dev.ids[4 * place] for place in range(8)]] * 2
     assert len(evenly_spaced(concepts.dev, 32)) == 32
     assert len(evenly_spaced(concepts.dev, 31)) == len(set(range(31)))
     assert evenly_spaced(concepts.dev, 33) is concepts.dev

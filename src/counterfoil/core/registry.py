@@ -16,10 +16,14 @@ import numbers
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
-from typing import Any, Generic, TypeVar, get_args, get_type_hints
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, get_args, get_type_hints
 
 from counterfoil.core.errors import ArgumentError, ConfigError, nearest
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
 
 T = TypeVar("T", bound=Callable[..., Any])
 
@@ -81,27 +85,18 @@ class Registry(Generic[T]):
 
     def options(self, name: str) -> dict[str, Any]:
         """The entry's options (keyword-only parameters) with their defaults."""
-        return {
-            key: parameter.default
-            for key, parameter in inspect.signature(self[name]).parameters.items()
-            if parameter.kind is inspect.Parameter.KEYWORD_ONLY
-        }
+        return dict(_options(self[name]))
 
     def path_options(self, name: str) -> set[str]:
         """Names of the options that are declared as paths."""
-        hints = self._hints(name)
+        hints = _hints(self[name])
         return {key for key in self.options(name) if Path in (hints[key], *get_args(hints[key]))}
-
-    def _hints(self, name: str) -> dict[str, Any]:
-        entry = self[name]
-        return get_type_hints(entry.__init__ if inspect.isclass(entry) else entry)
 
     def check(self, name: str, options: Mapping[str, Any], *, where: str = "") -> None:
         """Raise on an unknown option, or a value of the wrong type."""
-        from pydantic import TypeAdapter, ValidationError
+        from pydantic import ValidationError
 
-        known = self.options(name)
-        hints = self._hints(name)
+        known = _options(self[name])
         for key, value in options.items():
             path = f"{where}.{key}" if where else key
             if key not in known:
@@ -110,7 +105,7 @@ class Registry(Generic[T]):
                     f"(options: {', '.join(known) or 'none'})"
                 )
             try:
-                TypeAdapter(hints.get(key, Any)).validate_python(value, strict=True)
+                _validator(self[name], key).validate_python(value, strict=True)
             except ValidationError as error:
                 expected = error.errors()[0]["msg"]
                 raise ConfigError(f"{path}: {expected}, got {short_repr(value)}") from None
@@ -152,7 +147,7 @@ def _check_when_built(entry: Any) -> None:
     if not options:
         return
 
-    @functools.cache
+    @cache
     def kinds() -> dict[str, set[Any]]:
         """The types of each option that takes a number, and maybe None."""
         hints = get_type_hints(build)
@@ -187,6 +182,28 @@ def options_repr(part: Any, *notes: str) -> str:
         and isinstance(getattr(part, one.name, part), bool | int | float | str | None)
     ]
     return f"{type(part).__name__}({', '.join([*values, *notes])})"
+
+
+# Cached: a plan of a hundred runs checks the same few entries thousands of times.
+@cache
+def _options(entry: Callable[..., Any]) -> dict[str, Any]:
+    return {
+        key: parameter.default
+        for key, parameter in inspect.signature(entry).parameters.items()
+        if parameter.kind is inspect.Parameter.KEYWORD_ONLY
+    }
+
+
+@cache
+def _hints(entry: Callable[..., Any]) -> dict[str, Any]:
+    return get_type_hints(entry.__init__ if inspect.isclass(entry) else entry)
+
+
+@cache
+def _validator(entry: Callable[..., Any], option: str) -> TypeAdapter[Any]:
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(_hints(entry).get(option, Any))
 
 
 def declared(package: str, registry: str) -> dict[str, list[str] | None]:

@@ -29,6 +29,7 @@ from counterfoil.evaluation.words.evaluate import (
 from counterfoil.features import with_fragments
 from counterfoil.models import create_model
 from counterfoil.models.match import POINTS, Yardstick
+from tests.conftest import thinned
 
 LABELED = st.lists(st.tuples(st.integers(-3, 3), st.booleans()), min_size=1, max_size=30)
 
@@ -268,7 +269,7 @@ def test_a_comparison_has_a_row_per_run(scenes) -> None:
     assert Comparison.from_json(table.to_json()).to_json() == table.to_json()
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", thinned(range(3), 0))
 def test_the_chosen_method_ranks_wrong_words_better(seed, scenes) -> None:
     model = make("naaf", scenes, seed)
     made = make_foils(scenes.test, 1, None, 0)
