@@ -108,6 +108,12 @@ def gather_unique(texts: list[str]) -> list[str]:
     return list(dict.fromkeys(text for part in parts for text in part))
 
 
+def wait_for_all() -> None:
+    """Return when every process has come here."""
+    if world_size() > 1:
+        dist.barrier()
+
+
 @contextmanager
 def processes(environment: Mapping[str, str]) -> Iterator[bool]:
     """Join the process group that torchrun describes in the environment, if any.
