@@ -18,6 +18,7 @@ from counterfoil.core.parallel import bounded_workers, usable_cores
 from counterfoil.core.progress import Progress, Silent
 from counterfoil.core.storage.atomic import Scratch, write_atomically
 from counterfoil.core.storage.reading import GIB, read_bytes
+from counterfoil.core.storage.remote import RemoteFile
 from counterfoil.data.formats.assemble import may_lack
 from counterfoil.data.fragments import FragmentTable, PixelTable
 from counterfoil.data.images import FileImage, ImageRef, MemberImage, RowImage
@@ -152,8 +153,10 @@ def _stamps(pixels: Sequence[ImageRef]) -> Iterator[str]:
             yield ref.name
 
 
-def _stamp(path: Path) -> str:
-    """Size and times of a file."""
+def _stamp(path: Path | RemoteFile) -> str:
+    """Size and times of a file; of a remote one what its server states."""
+    if isinstance(path, RemoteFile):
+        return f"{path.url} {path.size} {path.stamp}"
     try:
         status = path.stat()
     except OSError:
