@@ -25,6 +25,8 @@ class RangeServer:
     """Statuses of the next answers, if not 0."""
     down_after: int | None = None
     """Number of requests after which every answer is 503."""
+    down: str = ""
+    """Prefix of files that answer 503, if not empty, unless only their first byte is requested."""
     has_ranges: bool = True
     has_stamp: bool = True
     redirect: str = ""
@@ -47,6 +49,8 @@ def range_server() -> Iterator[RangeServer]:
         def do_GET(self) -> None:
             name = self.path.lstrip("/").partition("?")[0]
             down = state.down_after is not None and len(state.requests) >= state.down_after
+            if state.down and name.startswith(state.down):
+                down |= self.headers.get("Range") != "bytes=0-0"
             status = 503 if down else state.statuses.pop(0) if state.statuses else 0
             if state.redirect:
                 self.send_response(302)

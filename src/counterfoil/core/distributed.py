@@ -145,6 +145,12 @@ class FirstProcessError(CounterfoilError):
         self.exit_code = exit_code
 
 
+def read_in_turn(read: Callable[[], T]) -> T:
+    """Call ``read`` in the first process, then in the others, which find what it has cached."""
+    result = on_first_process(read)
+    return read() if result is None else result
+
+
 def on_first_process(action: Callable[[], T]) -> T | None:
     """Run ``action`` in the first process while the others wait; None in the others.
 

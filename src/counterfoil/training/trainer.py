@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from counterfoil.core.config import RunConfig
 from counterfoil.core.distributed import any_process, gather_unique, rank, world_size
-from counterfoil.core.errors import TrainingError
+from counterfoil.core.errors import RemoteError, TrainingError
 from counterfoil.core.progress import Progress, Silent
 from counterfoil.core.tensors.device import choose_device
 from counterfoil.data.batches.collate import PairBatch
@@ -156,6 +156,8 @@ class Trainer:
                     self._save(logs)
                 if stop:
                     return True
+        if self.batches.is_stream:  # validation reads remote data, too, and may fail
+            self._save(logs)
         self._finish_epoch(logs)
         return any_process(self.should_stop(), self.device) and not position.finished
 
@@ -168,10 +170,13 @@ class Trainer:
         if position.batch and position.batch % self.config.train.accumulate == 0:
             self._save(logs)
         reason = failure.error if failure else "another process could not read its data"
-        raise TrainingError(
-            f"epoch {position.epoch + 1}, batch {position.batch + 1}: {reason}; continue with: "
-            f"counterfoil train --resume {self.folder}"
-        ) from (failure.error if failure else None)
+        raise self._interrupted(f"batch {position.batch + 1}", reason)
+
+    def _interrupted(self, where: str, reason: object) -> TrainingError:
+        return TrainingError(
+            f"epoch {self.position.epoch + 1}, {where}: {reason}; continue with: counterfoil train "
+            f"--resume {self.folder}"
+        )
 
     def _usable(self, batch: PairBatch | tuple[str, ...]) -> bool:
         """Report the items that were skipped; False if none is left."""
@@ -258,7 +263,10 @@ class Trainer:
         """Evaluate, compare with the best epoch, log, and save."""
         position, train = self.position, self.config.train
         closed = self.model.matcher.close_epoch(position.epoch)
-        rsum, metrics = self._validate()
+        try:
+            rsum, metrics = self._validate()
+        except RemoteError as error:
+            raise self._interrupted("validation", error) from error
         position.epoch += 1
         position.batch = 0
         better = rsum > position.best_rsum
