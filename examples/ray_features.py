@@ -25,7 +25,7 @@ from counterfoil.features.parts import extract_part
 
 
 class PartMaker:
-    """A Ray worker: it reads the data set's table once, then extracts the parts that it is given."""
+    """A Ray worker: it reads the table of the data set once, then extracts the parts it gets."""
 
     def __init__(self, source: str, out: str, backbone: str, options: dict[str, Any]) -> None:
         self.pairs: Pairs = load_pairs(source)

@@ -190,8 +190,8 @@ def load_pairs(
     cache = Path(cache_dir or default_cache())
     pairs = _load_pairs(source, format, options=options, cache_dir=cache, progress=progress)
     pairs = with_fragments(pairs, cache, extractor, {}, progress)
-    located = is_named(source, format) or is_url(source)
-    location = source if located else Path(source).resolve()
+    as_given = is_named(source, format) or is_url(source)
+    location = source if as_given else Path(source).resolve()
     origin: dict[str, Any] = {"source": str(location), "format": format, "options": options}
     origin["features"] = {"extractor": extractor}
     pairs = replace(pairs, origin={**origin, "dev_share": dev_share})

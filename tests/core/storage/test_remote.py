@@ -9,7 +9,7 @@ import pytest
 
 from counterfoil.core.errors import ConfigError, DataError, MissingExtraError, RemoteError
 from counterfoil.core.storage import remote
-from counterfoil.core.storage.remote import RemoteFile, check_url, expand_braces, is_url, shown
+from counterfoil.core.storage.remote import RemoteFile, check_url, expand_braces, is_url, safe_url
 from tests.range_server import RangeServer, range_server
 
 DATA = bytes(range(256)) * 40
@@ -168,7 +168,7 @@ def test_an_address_that_is_not_read_is_refused_without_its_secret(url: str, mes
 
 
 def test_messages_hide_passwords_and_signatures() -> None:
-    assert shown("https://me:pw@host/a.tar?sig=1") == "https://host/a.tar"
+    assert safe_url("https://me:pw@host/a.tar?sig=1") == "https://host/a.tar"
 
 
 def test_braces_name_files_in_order() -> None:

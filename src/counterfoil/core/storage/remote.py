@@ -74,22 +74,26 @@ def check_url(url: str) -> None:
     scheme = match[1].lower() if match else ""
     chained = scheme not in HTTP_SCHEMES and "::" in url  # elsewhere it may be an IPv6 address
     if match is None or chained:
-        raise ConfigError(f"{shown(url)}: chained addresses are not read; name the files directly")
+        raise ConfigError(
+            f"{safe_url(url)}: chained addresses are not read; name the files directly"
+        )
     if scheme not in (*HTTP_SCHEMES, *FSSPEC_SCHEMES):
         known = ", ".join((*HTTP_SCHEMES, *FSSPEC_SCHEMES))
-        raise ConfigError(f"{shown(url)}: unknown kind of address '{scheme}://' (known: {known})")
+        raise ConfigError(
+            f"{safe_url(url)}: unknown kind of address '{scheme}://' (known: {known})"
+        )
     try:
         secret = urlsplit(url).password
     except ValueError:
-        raise ConfigError(f"{shown(url)}: not an address") from None
+        raise ConfigError(f"{safe_url(url)}: not an address") from None
     if secret is not None:
         raise ConfigError(
-            f"{shown(url)}: a password in the address would be saved with the run; use the "
+            f"{safe_url(url)}: a password in the address would be saved with the run; use the "
             "environment or the configuration file of your storage"
         )
 
 
-def shown(url: str) -> str:
+def safe_url(url: str) -> str:
     """An address for messages, without password and query, which may hold a signature."""
     scheme, mark, rest = url.partition("://")
     authority, slash, path = rest.partition("?")[0].partition("/")
@@ -104,9 +108,9 @@ def expand_braces(url: str) -> list[str]:
     ['s3://b/train-01.tar', 's3://b/train-02.tar', 's3://b/dev.tar']
     """
     if "*" in url:
-        raise ConfigError(f"{shown(url)}: '*' is not expanded; use braces, as in {{000..009}}")
+        raise ConfigError(f"{safe_url(url)}: '*' is not expanded; use braces, as in {{000..009}}")
     if len(url) > MAX_ADDRESS:
-        raise ConfigError(f"{shown(url)}: an address of more than {MAX_ADDRESS:,} characters")
+        raise ConfigError(f"{safe_url(url)}: an address of more than {MAX_ADDRESS:,} characters")
     return _expanded(url, url)
 
 
@@ -115,15 +119,15 @@ def _expanded(text: str, url: str) -> list[str]:
     if start < 0:
         return [text]
     depth, commas, end = 0, [start], -1
-    for place in range(start, len(text)):
-        depth += {"{": 1, "}": -1}.get(text[place], 0)
-        if text[place] == "," and depth == 1:
-            commas.append(place)
+    for index in range(start, len(text)):
+        depth += {"{": 1, "}": -1}.get(text[index], 0)
+        if text[index] == "," and depth == 1:
+            commas.append(index)
         if depth == 0:
-            end = place
+            end = index
             break
     if end < 0:
-        raise ConfigError(f"{shown(url)}: a brace is not closed")
+        raise ConfigError(f"{safe_url(url)}: a brace is not closed")
     options = [text[i + 1 : j] for i, j in itertools.pairwise([*commas, end])]
     if len(options) == 1:
         middles = _numbers(options[0], url)
@@ -131,7 +135,7 @@ def _expanded(text: str, url: str) -> list[str]:
         middles = [one for option in options for one in _expanded(option, url)]
     ends = _expanded(text[end + 1 :], url)
     if len(middles) * len(ends) > MAX_FILES:
-        raise ConfigError(f"{shown(url)}: names more than {MAX_FILES:,} files")
+        raise ConfigError(f"{safe_url(url)}: names more than {MAX_FILES:,} files")
     return [f"{text[:start]}{middle}{rest}" for middle in middles for rest in ends]
 
 
@@ -139,10 +143,10 @@ def _numbers(text: str, url: str) -> list[str]:
     """``000..009`` as ten names with leading zeros."""
     match = _RANGE.fullmatch(text)
     if match is None or int(match[1]) > int(match[2]):
-        raise ConfigError(f"{shown(url)}: {{{text[:40]}}} is neither {{000..009}} nor {{a,b}}")
+        raise ConfigError(f"{safe_url(url)}: {{{text[:40]}}} is neither {{000..009}} nor {{a,b}}")
     first, last = int(match[1]), int(match[2])
     if last - first >= MAX_FILES:
-        raise ConfigError(f"{shown(url)}: names more than {MAX_FILES:,} files")
+        raise ConfigError(f"{safe_url(url)}: names more than {MAX_FILES:,} files")
     return [f"{number:0{len(match[1])}d}" for number in range(first, last + 1)]
 
 
@@ -174,7 +178,7 @@ class RemoteFile:
         return {"url": self.url, "size": self.size, "stamp": self.stamp, "buffered": {}}
 
     def __str__(self) -> str:
-        return shown(self.url)
+        return safe_url(self.url)
 
     @property
     def name(self) -> str:
@@ -299,7 +303,7 @@ def _unreachable(url: str, problem: Exception | None) -> RemoteError:
     reason = problem.reason if isinstance(problem, URLError) else problem
     text = getattr(reason, "strerror", None) or str(reason or "the server sent too few bytes")
     return RemoteError(
-        f"{shown(url)}: cannot be read after {ATTEMPTS} attempts "
+        f"{safe_url(url)}: cannot be read after {ATTEMPTS} attempts "
         f"({' '.join(str(text).split())[:200] or type(reason).__name__})"
     )
 
@@ -344,17 +348,19 @@ class _Redirects(HTTPRedirectHandler):
     ) -> Request | None:
         scheme = urlsplit(newurl).scheme
         if scheme != "https" and not (scheme == "http" and req.type == "http"):
-            raise DataError(f"{shown(req.full_url)}: redirects to '{scheme}://', which is refused")
+            raise DataError(
+                f"{safe_url(req.full_url)}: redirects to '{scheme}://', which is refused"
+            )
         return super().redirect_request(req, fp, code, msg, headers, newurl)
 
 
 def _refusal(url: str, error: HTTPError) -> Exception:
     if 300 <= error.code < 400:
-        return DataError(f"{shown(url)}: redirects to an address that is refused ({error.code})")
+        return DataError(f"{safe_url(url)}: redirects to an address that is refused ({error.code})")
     if error.code in _GONE:
-        return DataError(f"{shown(url)}: {_GONE[error.code]} ({error.code})")
+        return DataError(f"{safe_url(url)}: {_GONE[error.code]} ({error.code})")
     if error.code == _RANGE_REFUSED:
-        return DataError(f"{shown(url)}: shorter than before; was it changed meanwhile?")
+        return DataError(f"{safe_url(url)}: shorter than before; was it changed meanwhile?")
     return _TemporaryError(f"{error.code} {error.reason}")
 
 
@@ -364,7 +370,7 @@ def _content_range(url: str, answer: Any) -> tuple[int, int, int]:
     match = re.fullmatch(r"bytes (\d{1,18})-(\d{1,18})/(\d{1,18})", value, re.ASCII)
     if answer.status != http.HTTPStatus.PARTIAL_CONTENT or match is None:
         raise DataError(
-            f"{shown(url)}: the server does not answer range requests, which reading shards needs"
+            f"{safe_url(url)}: the server does not answer range requests, which reading shards needs"
         )
     return int(match[1]), int(match[2]), int(match[3])
 
@@ -381,7 +387,7 @@ class _Fsspec:
         info = self._call(url, lambda: system.info(path))
         size = info.get("size")
         if info.get("type") == "directory" or type(size) is not int:
-            raise DataError(f"{shown(url)}: not a file of known size")
+            raise DataError(f"{safe_url(url)}: not a file of known size")
         keys = ("ETag", "etag", "LastModified", "last_modified", "mtime", "created")
         stamp = next((str(info[key]) for key in keys if info.get(key)), "")
         return size, stamp[:200]
@@ -394,22 +400,22 @@ class _Fsspec:
         try:
             fsspec = importlib.import_module("fsspec")
         except ImportError:
-            raise MissingExtraError("fsspec", "remote", f"reading {shown(url)}") from None
+            raise MissingExtraError("fsspec", "remote", f"reading {safe_url(url)}") from None
         try:
             return fsspec.core.url_to_fs(url)
         except (ImportError, ValueError) as error:
             scheme = url.partition(":")[0]
             raise ConfigError(
-                f"{shown(url)}: fsspec cannot read '{scheme}://' here ({error})"
+                f"{safe_url(url)}: fsspec cannot read '{scheme}://' here ({error})"
             ) from None
 
     def _call(self, url: str, action: Any) -> Any:
         try:
             return action()
         except FileNotFoundError:
-            raise DataError(f"{shown(url)}: no such file") from None
+            raise DataError(f"{safe_url(url)}: no such file") from None
         except PermissionError as error:
-            raise DataError(f"{shown(url)}: access is refused ({error})") from None
+            raise DataError(f"{safe_url(url)}: access is refused ({error})") from None
         except _TEMPORARY:
             raise
         except Exception as error:  # each storage has its own errors

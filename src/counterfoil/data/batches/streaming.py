@@ -79,39 +79,30 @@ def find_layout(split: Split) -> ShardLayout | None:
     table = split.fragments
     if table is None or not len(split):
         return None
-    numbers: dict[int, int] = {}
-    archives: list[Archive] = []
+    numbers: dict[Archive, int] = {}
     archive_of, ranges = [], []
     for image in range(len(split)):
-        place = _place(table, image)
-        if place is None:
+        position = _location(table, image)
+        if position is None:
             return None
-        archive, own = place
-        if id(archive) not in numbers:
-            numbers[id(archive)] = len(archives)
-            archives.append(archive)
-        archive_of.append(numbers[id(archive)])
+        archive, own = position
+        archive_of.append(numbers.setdefault(archive, len(numbers)))
         ranges.append(own)
-    return ShardLayout(archives, np.array(archive_of, dtype=np.int64), ranges)
+    return ShardLayout(list(numbers), np.array(archive_of, dtype=np.int64), ranges)
 
 
-def _place(table: FragmentTable, image: int) -> tuple[Archive, tuple[Range, ...]] | None:
+def _location(table: FragmentTable, image: int) -> tuple[Archive, tuple[Range, ...]] | None:
     row = int(table.rows[image])
     if isinstance(table.features, PictureRows):
         ref = table.features.refs[row]
         if not isinstance(ref, MemberImage):
             return None
         return ref.archive, ((ref.offset, ref.size),)
-    ranges, archive = [], None
-    for rows in (table.features, table.boxes):
-        if rows is None:
-            continue
-        member = rows.members[row] if isinstance(rows, MemberRows) else None
-        if member is None:
-            return None
-        archive = member.archive
-        ranges.append((member.offset, member.size))
-    return None if archive is None else (archive, tuple(ranges))
+    if not isinstance(table.features, MemberRows) or table.features.members[row] is None:
+        return None
+    boxes = table.boxes.members[row] if isinstance(table.boxes, MemberRows) else None
+    members = [one for one in (table.features.members[row], boxes) if one is not None]
+    return members[0].archive, tuple((one.offset, one.size) for one in members)
 
 
 @dataclass(frozen=True)
@@ -129,10 +120,10 @@ class StreamPlan(BatchPlan):
     def images_in_order(self, epoch: int) -> Integers:
         """All images in the order in which an epoch reads them, before the buffer."""
         rng = np.random.default_rng([self.seed, epoch, 1])
-        place = np.empty(len(self.layout.archives), dtype=np.int64)
-        place[rng.permutation(len(place))] = np.arange(len(place))
+        position = np.empty(len(self.layout.archives), dtype=np.int64)
+        position[rng.permutation(len(position))] = np.arange(len(position))
         offsets = np.array([own[0][0] for own in self.layout.ranges], dtype=np.int64)
-        return np.lexsort((offsets, place[self.layout.archive_of]))
+        return np.lexsort((offsets, position[self.layout.archive_of]))
 
     def order(self, epoch: int) -> Integers:
         captions = self._sequence(epoch)
@@ -169,8 +160,10 @@ class StreamPlan(BatchPlan):
     def _shuffled(self, captions: Integers, rng: np.random.Generator) -> Integers:
         """The captions sorted by the number of their image plus a random share of the buffer."""
         images = self.split.image_of[captions]
-        place = np.cumsum(np.diff(images, prepend=images[:1]) != 0)
-        return captions[np.argsort(place + self.buffer * rng.random(len(captions)), kind="stable")]
+        position = np.cumsum(np.diff(images, prepend=images[:1]) != 0)
+        return captions[
+            np.argsort(position + self.buffer * rng.random(len(captions)), kind="stable")
+        ]
 
 
 def _shares(count: int, world: int) -> list[int]:

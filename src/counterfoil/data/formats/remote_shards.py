@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from counterfoil.core.progress import Progress
 from counterfoil.core.storage.atomic import write_atomically
 from counterfoil.core.storage.reading import GIB, JSON_BYTES, LINE_BYTES, read_text
-from counterfoil.core.storage.remote import RemoteFile, check_url, expand_braces, shown
+from counterfoil.core.storage.remote import RemoteFile, check_url, expand_braces, safe_url
 from counterfoil.data.formats.base import Draft
 from counterfoil.data.formats.shards import (
     BOXES,
@@ -79,7 +79,7 @@ def read_remote_shards(url: str, log: ProblemLog, cache_dir: Path, progress: Pro
         for shard in progress.track(shards, "reading the contents of shards", len(urls)):
             log.problems += shard.problems
             entries += read_entries(shard.file, shard.members, shard.content, log)
-    name = Path(shown(url)).name
+    name = Path(safe_url(url)).name
     return make_draft(name, Path(name), entries, log)
 
 
