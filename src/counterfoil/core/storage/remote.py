@@ -370,7 +370,7 @@ def _content_range(url: str, answer: Any) -> tuple[int, int, int]:
     match = re.fullmatch(r"bytes (\d{1,18})-(\d{1,18})/(\d{1,18})", value, re.ASCII)
     if answer.status != http.HTTPStatus.PARTIAL_CONTENT or match is None:
         raise DataError(
-            f"{safe_url(url)}: the server does not answer range requests, which reading shards needs"
+            f"{safe_url(url)}: the server does not answer range requests, which shards need"
         )
     return int(match[1]), int(match[2]), int(match[3])
 

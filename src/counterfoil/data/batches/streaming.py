@@ -82,10 +82,10 @@ def find_layout(split: Split) -> ShardLayout | None:
     numbers: dict[Archive, int] = {}
     archive_of, ranges = [], []
     for image in range(len(split)):
-        position = _location(table, image)
-        if position is None:
+        location = _location(table, image)
+        if location is None:
             return None
-        archive, own = position
+        archive, own = location
         archive_of.append(numbers.setdefault(archive, len(numbers)))
         ranges.append(own)
     return ShardLayout(list(numbers), np.array(archive_of, dtype=np.int64), ranges)
