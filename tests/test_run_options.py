@@ -82,6 +82,8 @@ ELSEWHERE = {
     "data.random_crop": "pixels only; tests/features/test_pixels.py",
     "data.flip": "pixels only; tests/features/test_pixels.py",
     "data.workers": "speed",
+    "data.stream": "shards only; tests/data/batches/test_streaming.py",
+    "data.shuffle_buffer": "shards only; tests/data/batches/test_streaming.py",
     "data.features_on_gpu": "speed, on a GPU",
     "model.init_from": "needs a run; tests/models/test_warm_start.py",
     "train.optimizer.pretrained_lr_factor": "needs a BERT; tests/models/test_model_bert_parts.py",

@@ -18,6 +18,7 @@ from counterfoil.core.errors import ArgumentError, CheckpointError, ConfigError,
 from counterfoil.core.progress import Progress, as_progress
 from counterfoil.core.registry import short_repr
 from counterfoil.core.storage.atomic import default_cache
+from counterfoil.core.storage.remote import is_url
 from counterfoil.core.tensors.device import choose_device
 from counterfoil.data.load import is_named
 from counterfoil.data.load import load_pairs as _load_pairs
@@ -189,7 +190,8 @@ def load_pairs(
     cache = Path(cache_dir or default_cache())
     pairs = _load_pairs(source, format, options=options, cache_dir=cache, progress=progress)
     pairs = with_fragments(pairs, cache, extractor, {}, progress)
-    location = source if is_named(source, format) else Path(source).resolve()
+    as_given = is_named(source, format) or is_url(source)
+    location = source if as_given else Path(source).resolve()
     origin: dict[str, Any] = {"source": str(location), "format": format, "options": options}
     origin["features"] = {"extractor": extractor}
     pairs = replace(pairs, origin={**origin, "dev_share": dev_share})

@@ -22,7 +22,7 @@ from counterfoil.data import load_pairs
 from counterfoil.data.images import open_image
 from counterfoil.features import Segments, extractors
 from tests.features.tiny_networks import photos, picture, save_network
-from tests.holding import held
+from tests.holding import content, held
 
 runner = CliRunner()
 SEGMENTS = (
@@ -264,3 +264,19 @@ def test_the_cache_of_features_is_listed_and_cleared(table, tmp_path) -> None:
     assert not (tmp_path / "cache" / "image-features").exists()
     again = invoke(table, "-o", tmp_path / "again", *SEGMENTS, *cache)
     assert "0 of 10 images from the cache" in again.stdout
+
+
+def test_parts_and_a_merge_are_one_command(table, tmp_path) -> None:
+    common = (table / "captions.csv", *SEGMENTS, "--no-cache", "--workers", 1)
+    said = invoke(*common, "--out", tmp_path / "parts", "--part", "1/2").output
+    assert "part 1 of 2 is complete, 5 images, 5 extracted now, 0 failed" in " ".join(said.split())
+    report = json.loads(
+        invoke(*common, "--out", tmp_path / "parts", "--part", "2/2", "--json").output
+    )
+    assert (report["part"], report["parts"], report["images"]) == (2, 2, 5)
+    invoke(*common, "--out", tmp_path / "parts", "--merge")
+    invoke(*common, "--out", tmp_path / "whole")
+    assert content(tmp_path / "parts") == content(tmp_path / "whole")
+    for wrong in (("--part", "3/2"), ("--part", "1/2", "--merge"), ("--part", "auto")):
+        with pytest.raises(ConfigError, match="--part"):
+            invoke(*common, "--out", tmp_path / "other", *wrong)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shlex
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,6 +18,7 @@ if TYPE_CHECKING:
     from counterfoil.core.progress import Progress
     from counterfoil.data import Pairs
     from counterfoil.features.build import FeatureReport
+    from counterfoil.features.parts import PartReport
 
 
 MAX_NAMED = 5
@@ -62,6 +65,8 @@ def features(
         bool,
         typer.Option("--strict", help="Exit with 3 if any image is missing or unreadable."),
     ] = False,
+    part: opt.PartOption = None,
+    merge: opt.MergeOption = False,
     overwrite: opt.Overwrite = False,
     cache: opt.Cache = opt.CACHE,
     no_cache: Annotated[
@@ -83,9 +88,16 @@ def features(
         --backbone-option variant=2 -o lite2
       counterfoil features coco/ -b transformers \\
         --backbone-option model=dinov2-base -o coco-dinov2
+      counterfoil features coco/ -o coco-lite0 --part 1/4
+      counterfoil features coco/ -o coco-lite0 --merge
+      torchrun --nproc-per-node 4 -m counterfoil features coco/ \\
+        -o coco-lite0 --part auto
     """
+    opt.check_part(part, merge)
+    from counterfoil.core.parts import AUTO, Part
     from counterfoil.data.formats.base import HASHED
     from counterfoil.features.build import build_features, check_choices, default_backbone
+    from counterfoil.features.parts import extract_part
 
     bars = progress(quiet=as_json)
     name = backbone or default_backbone()
@@ -102,19 +114,30 @@ def features(
     for problem in data.problems:
         if problem.kind == HASHED:
             bars.say(f"note: {problem.message}")
-    report = build_features(
-        data,
-        out,
-        name,
-        backbone_options,
-        format=to,
-        images=not no_images,
-        overwrite=overwrite,
-        cache_dir=None if no_cache else cache,
-        device=device,
-        workers=workers,
-        progress=bars,
-    )
+    how: dict[str, Any] = {"device": device, "workers": workers, "overwrite": overwrite}
+    with opt.part_processes(part) as first:
+        if part is not None:
+            extract = partial(extract_part, data, out, backbone=name, options=backbone_options)
+            bars = progress(quiet=as_json or not first)
+            made = extract(part=Part.parse(part, os.environ), **how, progress=bars)
+            if part != AUTO:
+                _show_part(made, as_json)
+                return
+            opt.wait_for_parts()
+            if not first:
+                return
+        report = build_features(
+            data,
+            out,
+            name,
+            backbone_options,
+            format=to,
+            images=not no_images,
+            cache_dir=None if no_cache else cache,
+            merge=merge or part is not None,
+            progress=bars,
+            **how,
+        )
     if as_json:
         print_json(report.as_dict())
     else:
@@ -155,6 +178,17 @@ def _read(
         if not known and is_photo_folder(path):
             return read_photos(path)
     return load_pairs(source, format, options=options, cache_dir=cache, progress=bars)
+
+
+def _show_part(report: PartReport, as_json: bool) -> None:
+    if as_json:
+        print_json(report.as_dict())
+        return
+    print_line(
+        f"{report.folder}: {report.part} is complete, {report.images:,} images, "
+        f"{report.use.extracted:,} extracted now, {report.failed} failed; when all parts are: the "
+        "same command with --merge"
+    )
 
 
 def _show(report: FeatureReport) -> None:

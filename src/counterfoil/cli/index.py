@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -18,6 +19,7 @@ from counterfoil.core.errors import ConfigError
 if TYPE_CHECKING:
     from counterfoil.core.progress import Progress
     from counterfoil.search import SearchIndex
+    from counterfoil.search.parts import PartReport
     from counterfoil.search.query import Recall
     from counterfoil.search.update import Added
 
@@ -108,6 +110,8 @@ def build(
             min=1, help="Candidates per query that the first stage passes on to the matcher."
         ),
     ] = 200,
+    part: opt.PartOption = None,
+    merge: opt.MergeOption = False,
     overwrite: opt.Overwrite = False,
     recall_queries: RecallQueries = 100,
     device: opt.Device = "auto",
@@ -128,7 +132,12 @@ def build(
         --backend-option kind=ivfpq
       counterfoil index runs/scenes-tags --retriever runs/scenes-vse-infty \\
         --out index
+      counterfoil index runs/vse photos.jsonl --out index --part 1/4
+      counterfoil index runs/vse photos.jsonl --out index --merge
+      torchrun --nproc-per-node 4 -m counterfoil index runs/vse photos.jsonl \\
+        --out index --part auto
     """
+    opt.check_part(part, merge)
     check_inputs([run, retriever], pairs, format)
     target = out or run / "index"
     if target.resolve().is_relative_to(model_folder(run).resolve()):
@@ -136,27 +145,54 @@ def build(
             f"{run}: a saved model, which would be refused with an index inside; name another "
             "folder with --out"
         )
+    from counterfoil.core.distributed import read_in_turn
+    from counterfoil.core.parts import AUTO, Part
     from counterfoil.search import SearchIndex
+    from counterfoil.search.parts import MergedParts, PartSettings, encode_part
     from counterfoil.training.run_folder import load_model
 
-    bars = progress(quiet=as_json)
     options = parse_options(backend_option, "--backend-option")
-    data = DataChoice(pairs, format, option, cache, quiet=as_json).read(run)
-    splits = [data[name] for name in split] if split else list(data)
-    index = SearchIndex.build(
-        target,
-        load_model(run, device),
-        backend=backend,
-        backend_options=options | ({"api_key": api_key} if api_key else {}),
-        first_stage=first_stage,
-        retriever=load_model(retriever, device) if retriever is not None else None,
-        fit_on=splits,
-        progress=bars,
-        dtype=dtype,
-        shortlist_size=shortlist_size,
-        overwrite=overwrite,
-    )
-    added = index.add(splits, progress=bars)
+    with opt.part_processes(part) as first:
+        quiet = as_json or not first
+        bars = progress(quiet)
+        choice = DataChoice(pairs, format, option, cache, quiet=quiet)
+        data = read_in_turn(lambda: choice.read(run))
+        splits = [data[name] for name in split] if split else list(data)
+        model = load_model(run, device)
+        other = load_model(retriever, device) if retriever is not None else None
+        settings = PartSettings(model, other, dtype)
+        if part is not None:
+            made = encode_part(
+                target,
+                splits,
+                Part.parse(part, os.environ),
+                settings,
+                overwrite=overwrite,
+                progress=bars,
+            )
+            if part != AUTO:
+                _report_part(made, as_json)
+                return
+            opt.wait_for_parts()
+            if not first:
+                return
+        parts = None
+        if merge or part is not None:
+            parts = MergedParts.open(target, splits, settings)  # before a folder is created
+        index = SearchIndex.build(
+            target,
+            model,
+            backend=backend,
+            backend_options=options | ({"api_key": api_key} if api_key else {}),
+            first_stage=first_stage,
+            retriever=other,
+            fit_on=splits,
+            progress=bars,
+            dtype=dtype,
+            shortlist_size=shortlist_size,
+            overwrite=overwrite,
+        )
+        added = parts.add_to(index, bars) if parts else index.add(splits, progress=bars)
     _report(index, added, recall_queries, bars, as_json)
 
 
@@ -288,6 +324,16 @@ def compact(index: opt.Index, api_key: opt.ApiKey = "", device: opt.Device = "au
     before = opened.info()["bytes"]
     opened.compact()
     print_line(f"{before / 1e6:,.1f} MB before, {opened.info()['bytes'] / 1e6:,.1f} MB now")
+
+
+def _report_part(report: PartReport, as_json: bool) -> None:
+    if as_json:
+        print_json(report.as_dict())
+        return
+    print_line(
+        f"{report.folder}: {report.part} is complete, {report.images:,} images and "
+        f"{report.captions:,} captions; when all parts are: the same command with --merge"
+    )
 
 
 def _report(index: SearchIndex, added: Added, queries: int, bars: Progress, as_json: bool) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -158,3 +160,48 @@ Masking = Annotated[
         help="Mask whole scene-graph units or single words (model-made foils only).",
     ),
 ]
+
+PartOption = Annotated[
+    str | None,
+    typer.Option(
+        "--part",
+        metavar="I/N",
+        help="Make part I of N only, in the folder OUT.parts; parts can run at the same time and "
+        "on several machines. auto: the rank that torchrun states; the first process then merges.",
+    ),
+]
+MergeOption = Annotated[
+    bool,
+    typer.Option("--merge", help="Merge the complete parts of OUT, made with --part."),
+]
+
+
+def check_part(part: str | None, merge: bool) -> None:
+    """Refuse a part that is not I/N or auto, and --part with --merge, before any work."""
+    from counterfoil.core.errors import ConfigError
+    from counterfoil.core.parts import AUTO, Part
+
+    if part is not None and merge:
+        raise ConfigError("--part makes a part, --merge merges all parts: give one of them")
+    if part is not None and part != AUTO:
+        Part.parse(part)
+
+
+@contextmanager
+def part_processes(part: str | None) -> Iterator[bool]:
+    """With --part auto, join the other processes of torchrun; yields whether this is the first."""
+    if part != "auto" or int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        yield True
+        return
+    from counterfoil.core.distributed import processes  # which imports torch
+
+    with processes(dict(os.environ)) as first:
+        yield first
+
+
+def wait_for_parts() -> None:
+    """With --part auto, return when every process has made its part."""
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        from counterfoil.core.distributed import wait_for_all
+
+        wait_for_all()

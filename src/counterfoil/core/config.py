@@ -46,7 +46,10 @@ class FeaturesConfig(Section):
 class DataConfig(Section):
     """Where images and captions come from and how they are read."""
 
-    source: str = Field("scenes", description="'scenes' (generated), or the path of a data set")
+    source: str = Field(
+        "scenes",
+        description="'scenes' (generated), the path of a data set, or the address of shards",
+    )
     format: str | None = Field(None, description="format of the data; null: detected")
     options: dict[str, Any] = Field(default_factory=dict, description="options of the data source")
     features: FeaturesConfig = Field(FeaturesConfig(), description="features of images without any")
@@ -80,6 +83,15 @@ class DataConfig(Section):
         ge=0,
         le=256,
         description="processes that load batches; 0: none; at most one per usable core",
+    )
+    stream: bool | None = Field(
+        None, description="read training batches shard by shard; null: if the shards are remote"
+    )
+    shuffle_buffer: int = Field(
+        1000,
+        ge=1,
+        le=MAX_STEPS,
+        description="images in memory from which a stream draws its batches",
     )
     features_on_gpu: bool | None = Field(
         None, description="keep all training features in GPU memory; null: if they fit"

@@ -121,6 +121,12 @@ def gather_unique(texts: list[str]) -> list[str]:
     return list(dict.fromkeys(text for part in parts for text in part))
 
 
+def wait_for_all() -> None:
+    """Return when every process has come here."""
+    if world_size() > 1:
+        dist.barrier()
+
+
 @contextmanager
 def processes(
     environment: Mapping[str, str], report: Callable[[str], None] = lambda message: None
@@ -280,6 +286,12 @@ class FirstProcessError(CounterfoilError):
     def __init__(self, message: str, exit_code: int) -> None:
         super().__init__(message)
         self.exit_code = exit_code
+
+
+def read_in_turn(read: Callable[[], T]) -> T:
+    """Call ``read`` in the first process, then in the others, which find what it has cached."""
+    result = on_first_process(read)
+    return read() if result is None else result
 
 
 def on_first_process(action: Callable[[], T]) -> T | None:

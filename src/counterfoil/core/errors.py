@@ -34,6 +34,12 @@ class DataError(CounterfoilError):
     exit_code = 3
 
 
+class RemoteError(CounterfoilError):
+    """Remote data that cannot be read now: a broken connection, a server that fails."""
+
+    exit_code = 9
+
+
 class CheckpointError(CounterfoilError):
     """A saved model or run that is missing, damaged, hostile or of another kind."""
 

@@ -25,6 +25,7 @@ from counterfoil.core.storage.reading import (
     open_regular,
     read_bytes,
 )
+from counterfoil.core.storage.remote import RemoteFile
 
 MAX_SCANS = 100
 """Limit of JPEG scans; progressive photos have about ten."""
@@ -127,9 +128,9 @@ class FileImage:
 
 @dataclass(frozen=True)
 class MemberImage:
-    """A member of an uncompressed tar archive, by byte range."""
+    """A member of an uncompressed tar archive, on disk or remote, by byte range."""
 
-    archive: Path
+    archive: Path | RemoteFile
     name: str
     offset: int
     size: int
@@ -140,6 +141,8 @@ class MemberImage:
                 f"{self.archive}: {self.name} has {self.size} bytes, an image has at most "
                 f"{IMAGE_BYTES}"
             )
+        if isinstance(self.archive, RemoteFile):
+            return self.archive.read(self.offset, self.size)
         try:
             with open_regular(self.archive) as file:
                 file.seek(self.offset)
@@ -337,7 +340,8 @@ def as_json(ref: ImageRef) -> dict[str, Any]:
         return {"file": str(ref.path.resolve()), "name": ref.name}
     if isinstance(ref, RowImage):
         return {"array": str(ref.array.path.resolve()), "row": ref.row, "name": ref.name}
-    if isinstance(ref, MemberImage):
+    # An address is not stored: whoever made an index could make a server open any address.
+    if isinstance(ref, MemberImage) and isinstance(ref.archive, Path):
         return {
             "archive": str(ref.archive.resolve()),
             "offset": ref.offset,

@@ -14,6 +14,7 @@ import numpy as np
 
 from counterfoil.core.errors import DataError
 from counterfoil.core.progress import Progress, Silent
+from counterfoil.core.storage.remote import is_url
 from counterfoil.data.duplicates import (
     MANY_TWINS_SHARE,
     DuplicateCounts,
@@ -27,7 +28,7 @@ from counterfoil.data.duplicates import (
 from counterfoil.data.formats.assemble import caption_fault, may_lack
 from counterfoil.data.fragments import FragmentTable
 from counterfoil.data.images import ImageRef, MissingImage, open_image
-from counterfoil.data.load import is_named, make_named, other_formats, read_path
+from counterfoil.data.load import is_named, make_named, other_formats, read_path, read_url
 from counterfoil.data.pairs import Pairs, Problem, ProblemLog, Severity, Split, count_kinds
 from counterfoil.data.splits import DEFAULT_DEV_SHARE, Leakage, choose_dev, find_leakage, lacks_dev
 
@@ -108,6 +109,8 @@ def inspect(
     elif is_named(source, format):
         pairs = make_named(str(source), options or {}, cache_dir, progress)
         log.problems += pairs.problems
+    elif is_url(source):
+        pairs = read_url(str(source), format, options, cache_dir, progress, log, drop=False)
     else:
         pairs = read_path(Path(source), format, options or {}, log, drop=False)
     splits, looks, usable = {}, {}, {}

@@ -11,10 +11,13 @@ from typing import Any
 from counterfoil.core.errors import ConfigError, DataError, nearest
 from counterfoil.core.progress import Progress, Silent
 from counterfoil.core.storage.atomic import default_cache
+from counterfoil.core.storage.remote import check_url, is_url
 from counterfoil.data.formats import Source, named_sources, sources
 from counterfoil.data.formats.assemble import assemble
+from counterfoil.data.formats.remote_shards import read_remote_shards
 from counterfoil.data.pairs import Pairs, ProblemLog
 
+SHARDS = "shards"
 _NOT_OPTIONS = ("cache_dir", "progress")
 _ALIASES = {
     "jsonl": "table",
@@ -41,12 +44,16 @@ def load_pairs(
     With ``strict``, fatal ones raise one `DataError` that lists them, and unusable captions and
     images are left out. Without it, nothing raises and nothing is left out. The ``options`` of a
     source are listed by ``counterfoil.data.sources.options("karpathy")``. A named data set is made
-    in ``cache_dir`` at its first use.
+    in ``cache_dir`` at its first use. An address (``https://…/train-{000..009}.tar``) names shards;
+    ``cache_dir`` then has their table of contents.
     """
     if is_named(source, format):
         return make_named(str(source), options or {}, cache_dir, progress)
     log = ProblemLog()
-    pairs = read_path(Path(source), format, options or {}, log, drop=strict)
+    if is_url(source):
+        pairs = read_url(str(source), format, options, cache_dir, progress, log, drop=strict)
+    else:
+        pairs = read_path(Path(source), format, options or {}, log, drop=strict)
     if strict:
         log.refuse_fatal()
     return pairs
@@ -76,6 +83,23 @@ def _check_named(name: str, options: Mapping[str, Any]) -> None:
     named_sources.check(name, options, where="options")
 
 
+def read_url(
+    url: str,
+    format: str | None,
+    options: Mapping[str, Any] | None,
+    cache_dir: str | Path | None,
+    progress: Progress | None,
+    log: ProblemLog,
+    *,
+    drop: bool,
+) -> Pairs:
+    """Read the shards at an address and log their problems."""
+    check_source(url, format, options)
+    folder = Path(cache_dir) if cache_dir is not None else default_cache()
+    draft = read_remote_shards(url, log, folder, progress or Silent())
+    return assemble(draft, log, drop=drop)
+
+
 def read_path(
     path: Path,
     format: str | None,
@@ -102,6 +126,8 @@ def path_options(source: str | Path, format: str | None) -> set[str]:
     """Options of a source that are paths, by the types that it declares."""
     if is_named(source, format):
         return named_sources.path_options(str(source))
+    if is_url(source):
+        return sources.path_options(SHARDS)
     return sources.path_options(_reader_of(Path(source), format, ProblemLog()))
 
 
@@ -163,6 +189,11 @@ def check_source(source: str, format: str | None, options: Mapping[str, Any] | N
     """Check that path, format and options exist, without reading or making anything."""
     if is_named(source, format):
         _check_named(source, options or {})
+    elif is_url(source):
+        check_url(source)
+        if format is not None and _ALIASES.get(format, format) != SHARDS:
+            raise ConfigError(f"format '{format}': an address names {SHARDS}, no other format")
+        sources.check(SHARDS, options or {}, where="options")
     else:
         _check_path(Path(source))
         name = _reader_of(Path(source), format, ProblemLog())

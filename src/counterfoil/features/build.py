@@ -21,6 +21,7 @@ from counterfoil.features.cache import CacheUse
 from counterfoil.features.efficientnet import has_weights
 from counterfoil.features.extract import Job, extract_pairs
 from counterfoil.features.extractors import Extractor, extractors, full_name, split_full_name
+from counterfoil.features.parts import merged_parts, without_fragments
 
 MANIFEST = "features.json"
 BEST, FALLBACK = "efficientnet-lite", "segments"
@@ -80,22 +81,27 @@ def build_features(
     device: str = "auto",
     workers: int | None = None,
     progress: Progress | None = None,
+    merge: bool = False,
 ) -> FeatureReport:
     """Extract fragments of every split with images, and write the data set with them.
 
     Existing features are replaced. Features are cached in ``cache_dir`` per image, so interrupted
     work resumes from there; None: no cache. `features.json` in ``target`` describes the features.
+    With ``merge`` they are those of the parts of ``target`` (`extract_part`), and the result is
+    byte for byte that of one process.
     """
     target, name, chosen = Path(target), backbone or default_backbone(), dict(options or {})
     check_choices(name, chosen, format)
     with replacing(target, "writing features there", "wait for it, or name another folder"):
         _refuse_filled(target, overwrite)
         tool: Extractor = extractors.create(name, chosen, where="features")
-        bare = _without_fragments(pairs)
+        bare = without_fragments(pairs)
         started = time.perf_counter()
         # features without a cache go to the target's disk, which must have space for them anyway
         job = Job(name, chosen, tool, progress or Silent(), workers, device, target.parent)
-        extraction = extract_pairs(bare, None if cache_dir is None else Path(cache_dir), job)
+        cache = None if cache_dir is None else Path(cache_dir)
+        parts = merged_parts(target, bare, job) if merge else None
+        extraction = extract_pairs(bare, cache, job, parts)
         made = extraction.pairs
         seconds = time.perf_counter() - started
         named = _with_name(made, full_name(name, chosen), images)
@@ -136,16 +142,6 @@ def _refuse_filled(target: Path, overwrite: bool) -> None:
     """Refuse a target that is not empty before the work, not after it."""
     if target.is_dir() and any(target.iterdir()) and not overwrite:
         raise DataError(f"{target}: is not empty; name another folder, or allow overwriting")
-
-
-def _without_fragments(pairs: Pairs) -> Pairs:
-    lacking = [split.name for split in pairs if split.pixels is None]
-    if lacking:
-        raise DataError(
-            f"data set '{pairs.name}': no images to take features from in split "
-            f"{', '.join(lacking)}; name the folder of images (see: counterfoil data inspect)"
-        )
-    return replace(pairs, splits={split.name: replace(split, fragments=None) for split in pairs})
 
 
 def _with_name(pairs: Pairs, name: str, images: bool) -> Pairs:

@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from counterfoil.core.parallel import bounded_workers, usable_cores
 from counterfoil.core.progress import Progress, Silent
 from counterfoil.core.storage.atomic import Scratch, write_atomically
 from counterfoil.core.storage.reading import GIB, read_bytes
+from counterfoil.core.storage.remote import RemoteFile
 from counterfoil.data.formats.assemble import may_lack
 from counterfoil.data.fragments import FragmentTable, PixelTable
 from counterfoil.data.images import FileImage, ImageRef, MemberImage, RowImage
@@ -152,8 +153,10 @@ def _stamps(pixels: Sequence[ImageRef]) -> Iterator[str]:
             yield ref.name
 
 
-def _stamp(path: Path) -> str:
-    """Size and times of a file."""
+def _stamp(path: Path | RemoteFile) -> str:
+    """Size and times of a file; of a remote one what its server states."""
+    if isinstance(path, RemoteFile):
+        return f"{path.url} {path.size} {path.stamp}"
     try:
         status = path.stat()
     except OSError:
@@ -231,40 +234,78 @@ class Extraction:
     scratch: Scratch | None = None
 
 
-def extract_pairs(pairs: Pairs, cache_dir: Path | None, job: Job) -> Extraction:
-    """`with_fragments` for an extractor that exists already."""
+def extract_pairs(
+    pairs: Pairs, cache_dir: Path | None, job: Job, parts: StoredParts | None = None
+) -> Extraction:
+    """`with_fragments` for an extractor that exists already.
+
+    With ``parts``, nothing is extracted: all features must be in them.
+    """
     todo = [s for s in pairs if s.fragments is None and s.pixels is not None and len(s)]
     if not todo:
         return Extraction(pairs, CacheUse())
-    store = _Store(cache_dir, job)
-    digests = {split.name: digests_of(split, cache_dir, job.progress) for split in todo}
-    images: dict[bytes, ImageRef] = {}
-    for split in todo:
-        for digest, ref in zip(digests[split.name], split.pixels or (), strict=True):
-            if isinstance(digest, bytes):
-                images.setdefault(digest, ref)
-    store.find(images)
-    listed = [digest for split in todo for digest in digests[split.name]]
-    use = CacheUse(len(listed), sum(digest in store.rows for digest in listed))
-    if cache_dir is not None:
-        job.progress.say(f"features: {use}")
-    missing = [digest for digest in images if digest not in store.rows]
-    bad = store.extract([(digest, images[digest]) for digest in missing])
+    work = extract_splits(todo, cache_dir, job, parts)
     log = ProblemLog(list(pairs.problems))
     splits = dict(pairs.splits)
     for split in todo:
-        complete = _attach(split, digests[split.name], store.rows, bad, job.name, log)
+        complete = _attach(split, work.digests[split.name], work.rows, work.bad, job.name, log)
         if len(complete):
             splits[split.name] = complete
         else:
             del splits[split.name]
+    return Extraction(replace(pairs, splits=splits, problems=log.problems), work.use, work.scratch)
+
+
+class StoredParts(Protocol):
+    """Features that other processes extracted (`features.parts`)."""
+
+    def find(
+        self, splits: Sequence[Split], digests: Mapping[str, Sequence[bytes | str]]
+    ) -> tuple[dict[bytes, CachedRow], dict[bytes, str]]:
+        """The row of every image by its digest, or the error message of an unreadable one."""
+        ...
+
+
+@dataclass(frozen=True)
+class ExtractedSplits:
+    """Digests per split, cached rows and error messages by digest, and the use of the cache."""
+
+    digests: dict[str, list[bytes | str]]
+    rows: Mapping[bytes, CachedRow]
+    bad: Mapping[bytes, str]
+    use: CacheUse
+    scratch: Scratch | None = None
+
+
+def extract_splits(
+    splits: Sequence[Split], cache_dir: Path | None, job: Job, parts: StoredParts | None = None
+) -> ExtractedSplits:
+    """Extract and store the features of all images that the cache (or ``parts``) does not have."""
+    digests = {split.name: digests_of(split, cache_dir, job.progress) for split in splits}
+    if parts is not None:
+        rows, bad = parts.find(splits, digests)
+        listed = sum(map(len, digests.values()))
+        return ExtractedSplits(digests, rows, bad, CacheUse(listed, listed))
+    store = _Store(cache_dir, job)
+    images: dict[bytes, ImageRef] = {}
+    for split in splits:
+        for digest, ref in zip(digests[split.name], split.pixels or (), strict=True):
+            if isinstance(digest, bytes):
+                images.setdefault(digest, ref)
+    store.find(images)
+    all_digests = [digest for split in splits for digest in digests[split.name]]
+    use = CacheUse(len(all_digests), sum(digest in store.rows for digest in all_digests))
+    if cache_dir is not None:
+        job.progress.say(f"features: {use}")
+    missing = [digest for digest in images if digest not in store.rows]
+    bad = store.extract([(digest, images[digest]) for digest in missing])
     use = replace(
         use,
         extracted=len(missing) - len(bad),
         folder=cache_dir,
         bytes=cache_bytes(cache_dir) if cache_dir is not None else 0,
     )
-    return Extraction(replace(pairs, splits=splits, problems=log.problems), use, store.scratch)
+    return ExtractedSplits(digests, store.rows, bad, use, store.scratch)
 
 
 class _Store:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
@@ -17,11 +17,14 @@ from counterfoil.data.images import as_json
 from counterfoil.data.pairs import Split
 from counterfoil.data.text.tokenizers import known_text
 from counterfoil.encoders import Encoded
+from counterfoil.models.model import Model
 from counterfoil.search.first_stage import ItemEncoder
 from counterfoil.search.items import BLOCK_ITEMS, Block, write_blocks
 from counterfoil.search.state import IndexState
 
 Existing = Literal["refuse", "skip", "update"]
+
+CAPTIONS_PER_BLOCK = 4 * BLOCK_ITEMS
 
 IMAGES_PER_COMMIT = 1 << 14
 """Images per commit: the most that an interrupted call loses."""
@@ -47,10 +50,48 @@ class Added:
         )
 
 
+class BlockSource(Protocol):
+    """Encodes images and captions a block at a time, or reads what another process encoded."""
+
+    def images(self, split: Split, chosen: range) -> tuple[Encoded | None, list[int], list[str]]:
+        """Encoded images of a block (None: no image), the readable ones, and why others are not.
+
+        A block starts at a multiple of `BLOCK_ITEMS`.
+        """
+        ...
+
+    def captions(self, split: Split, block: int, chosen: Sequence[int], first: int) -> Encoded:
+        """Captions of the block that starts at image ``block``; ``first`` of its were before."""
+        ...
+
+
+@dataclass(frozen=True)
+class FreshBlocks:
+    """Encodes with the model of an index."""
+
+    encoder: ItemEncoder
+
+    def images(self, split: Split, chosen: range) -> tuple[Encoded | None, list[int], list[str]]:
+        left_out: list[str] = []
+        encoded, readable = _encode_images(self.encoder, split, chosen, left_out)
+        return encoded, readable, left_out
+
+    def captions(self, split: Split, block: int, chosen: Sequence[int], first: int) -> Encoded:
+        return self.encoder.texts([split.texts[text] for text in chosen])
+
+
 def add_splits(
-    index: IndexState, splits: Sequence[Split], existing: Existing, progress: Progress
+    index: IndexState,
+    splits: Sequence[Split],
+    existing: Existing,
+    progress: Progress,
+    source: BlockSource | None = None,
 ) -> Added:
-    """Add splits; all ids are checked before anything is changed."""
+    """Add splits; all ids are checked before anything is changed.
+
+    A ``source`` other than the index's own model has all images of the splits encoded already.
+    """
+    source = source or FreshBlocks(index.encoder)
     chosen = [_select_new(index, split, existing) for split in splits]
     names = [name for part in chosen for name in part.ids]
     if len(set(names)) < len(names):
@@ -60,7 +101,7 @@ def add_splits(
     for split in chosen:
         for start in range(0, len(split), IMAGES_PER_COMMIT):
             images = range(start, min(start + IMAGES_PER_COMMIT, len(split)))
-            total = total + _Addition(index, split.select(images), progress).commit()
+            total = total + _Addition(index, split, images, progress, source).commit()
     return total
 
 
@@ -116,8 +157,17 @@ def _keys(keys: set[int]) -> Ids:
 class _Addition:
     """One commit: images, then the captions of the readable ones."""
 
-    def __init__(self, index: IndexState, split: Split, progress: Progress) -> None:
-        self.index, self.split, self.progress = index, split, progress
+    def __init__(
+        self,
+        index: IndexState,
+        whole: Split,
+        images: range,
+        progress: Progress,
+        source: BlockSource,
+    ) -> None:
+        self.index, self.whole, self.progress, self.source = index, whole, progress, source
+        self.split, self.first_image = whole.select(images), images.start
+        self.first_text = int(np.searchsorted(whole.image_of, images.start))
         self.first_key = int(index.store.header["next_key"])
         self.readable: list[int] = []
         self.left_out: list[str] = []
@@ -145,8 +195,11 @@ class _Addition:
     def images(self) -> Iterator[Block]:
         split, starts = self.split, range(0, len(self.split), BLOCK_ITEMS)
         for start in self.progress.track(starts, f"indexing images ({split.name})", len(starts)):
-            chosen = range(start, min(start + BLOCK_ITEMS, len(split)))
-            encoded, readable = _encode_images(self.index.encoder, split, chosen, self.left_out)
+            block = self.first_image + start
+            chosen = range(block, min(block + BLOCK_ITEMS, self.first_image + len(split)))
+            encoded, numbers, left_out = self.source.images(self.whole, chosen)
+            readable = [image - self.first_image for image in numbers]
+            self.left_out += left_out
             self.readable += readable
             if encoded is not None:
                 keys = self.first_key + np.array(readable, dtype=np.int64)
@@ -154,30 +207,38 @@ class _Addition:
 
     def captions(self) -> Iterator[Block]:
         split, readable = self.split, set(self.readable)
-        chosen = [t for t, image in enumerate(split.image_of) if int(image) in readable]
-        chosen = [text for text in chosen if self._is_readable(text)]
         counts = np.bincount(split.image_of, minlength=len(split))
         firsts = np.cumsum(counts) - counts
-        starts = range(0, len(chosen), 4 * BLOCK_ITEMS)
+        starts = range(0, len(split), BLOCK_ITEMS)
         for start in self.progress.track(starts, f"indexing captions ({split.name})", len(starts)):
-            part = chosen[start : start + 4 * BLOCK_ITEMS]
-            encoded = self.index.encoder.texts([split.texts[t] for t in part])
-            keys = self.first_key + len(split) + np.array(part, dtype=np.int64)
-            about = []
-            for text in part:
-                image = int(split.image_of[text])
-                name = f"{split.ids[image]}#{text - int(firsts[image])}"
-                about.append({"id": name, "image": split.ids[image], "text": split.texts[text]})
-            yield Block(keys, encoded, about)
+            images = range(start, min(start + BLOCK_ITEMS, len(split)))
+            texts = [
+                int(firsts[image]) + number
+                for image in images
+                if image in readable
+                for number in range(int(counts[image]))
+            ]
+            texts = [text for text in texts if self._is_readable(text)]
+            for first in range(0, len(texts), CAPTIONS_PER_BLOCK):
+                part = texts[first : first + CAPTIONS_PER_BLOCK]
+                chosen = [self.first_text + text for text in part]
+                block = self.first_image + start
+                encoded = self.source.captions(self.whole, block, chosen, first)
+                keys = self.first_key + len(split) + np.array(part, dtype=np.int64)
+                yield Block(keys, encoded, [self._about_caption(text, firsts) for text in part])
+
+    def _about_caption(self, text: int, firsts: Ids) -> dict[str, Any]:
+        image = int(self.split.image_of[text])
+        name = self.split.ids[image]
+        number = text - int(firsts[image])
+        return {"id": f"{name}#{number}", "image": name, "text": self.split.texts[text]}
 
     def _is_readable(self, text: int) -> bool:
-        """Whether the model knows a word of a caption; if not, the caption is left out."""
-        read = known_text(self.index.model.text, self.split.texts[text])
-        if not read.is_readable:
+        unknown = unknown_words(self.index.model, self.split.texts[text])
+        if unknown is not None:
             image = self.split.ids[int(self.split.image_of[text])]
-            words = ", ".join(read.unknown_words)
-            self.left_out.append(f"a caption of image {image}: no known word in it ({words})")
-        return read.is_readable
+            self.left_out.append(f"a caption of image {image}: no known word in it ({unknown})")
+        return unknown is None
 
     def _about_image(self, image: int) -> dict[str, Any]:
         split = self.split
@@ -202,3 +263,9 @@ def _encode_images(
     if not items:
         return None, readable
     return encoder.images(pad_fragments(items)), readable
+
+
+def unknown_words(model: Model, text: str) -> str | None:
+    """The words of a caption if the model knows none of them, so that it is left out."""
+    read = known_text(model.text, text)
+    return None if read.is_readable else ", ".join(read.unknown_words)

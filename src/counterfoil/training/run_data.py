@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 
 from counterfoil.core.config import EvaluationConfig, FeaturesConfig, RunConfig, model_folder
 from counterfoil.core.distributed import rank, world_size
-from counterfoil.core.errors import ConfigError, DataError, TrainingError
+from counterfoil.core.errors import CheckpointError, ConfigError, DataError, TrainingError
 from counterfoil.core.parallel import begin_loader_worker, bounded_workers
 from counterfoil.core.progress import Progress
 from counterfoil.core.storage.arrays import ArrayFile
@@ -21,6 +21,7 @@ from counterfoil.data.batches.collate import Collate, PairBatch
 from counterfoil.data.batches.dataset import Augmentation, CaptionItems
 from counterfoil.data.batches.device_features import features_on_device
 from counterfoil.data.batches.sampling import BatchPlan, RankBatches
+from counterfoil.data.batches.streaming import StreamLoader, StreamPlan, find_layout
 from counterfoil.data.fragments import PixelAugmentation
 from counterfoil.data.load import load_pairs
 from counterfoil.data.pairs import DEV_NAMES, Pairs, Severity, Split, count_kinds
@@ -165,6 +166,36 @@ def lost_workers() -> Iterator[None]:
         ) from error
 
 
+def _plan(train: Split, config: RunConfig) -> BatchPlan:
+    """The plan of the batches; a stream's if the config says so, or if the shards are remote."""
+    data, settings = config.data, config.train
+    how: dict[str, Any] = {
+        "seed": config.seed,
+        "captions": data.captions,
+        "drop_last": settings.drop_last,
+        "views": data.views,
+    }
+    layout = find_layout(train) if data.stream is not False else None
+    if layout is None and data.stream:
+        raise ConfigError(
+            "data.stream: the training images and features are not in shards (.tar), which a "
+            "stream reads in order; convert them (counterfoil data convert --to shards), or leave "
+            "data.stream out"
+        )
+    if layout is None or not (data.stream or layout.is_remote):
+        return BatchPlan(train, settings.batch_size, **how)
+    if data.features_on_gpu:
+        raise ConfigError("data.features_on_gpu: a stream does not hold all features; leave it out")
+    return StreamPlan(
+        train,
+        settings.batch_size,
+        **how,
+        layout=layout,
+        buffer=data.shuffle_buffer,
+        world=world_size(),
+    )
+
+
 class TrainingBatches:
     """The training batches of a run: their plan, items and data loader."""
 
@@ -180,13 +211,10 @@ class TrainingBatches:
         data, seed = config.data, config.seed
         self.device, self.progress = device, progress
         self.workers, self.collate = data.workers, Collate(model.text.pad)
-        self.plan = BatchPlan(
-            train, config.train.batch_size, seed, data.captions, config.train.drop_last, data.views
-        )
+        self.plan = _plan(train, config)
         self.shares = RankBatches(self.plan, 0, 0, rank(), world_size())
-        self.device_features = features_on_device(
-            train.fragments, data.features_on_gpu, device, progress
-        )
+        resident = False if self.is_stream else data.features_on_gpu
+        self.device_features = features_on_device(train.fragments, resident, device, progress)
         self.items = CaptionItems(
             train,
             model.text,
@@ -201,14 +229,45 @@ class TrainingBatches:
             resident=self.device_features.usable if self.device_features else None,
         )
         self._loader: DataLoader[Any] | None = None
+        self.saved_processes = world_size()
 
     def __len__(self) -> int:
         """Batches per epoch."""
         return len(self.plan)
 
-    def loader(self, epoch: int, start: int) -> DataLoader[Any]:
+    @property
+    def is_stream(self) -> bool:
+        """Whether batches are read from shards in order."""
+        return isinstance(self.plan, StreamPlan)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a stream must have in common with the run that it continues."""
+        shards = self.plan.layout.digest() if isinstance(self.plan, StreamPlan) else ""
+        return {"processes": world_size(), "shards": shards}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        own = self.state_dict()
+        if state["shards"] != own["shards"]:
+            raise CheckpointError(
+                "the shards are not those that this run was started with (others, or changed "
+                "since then); start a new run"
+            )
+        self.saved_processes = int(state["processes"])
+
+    def check_resumed(self, batch: int) -> None:
+        """Refuse to continue an epoch with other pieces of the shards than it began with."""
+        if self.is_stream and batch and self.saved_processes != world_size():
+            raise CheckpointError(
+                f"the epoch began with {self.saved_processes} processes, and each of them reads "
+                f"its own shards: continue with {self.saved_processes}, not {world_size()}"
+            )
+
+    def loader(self, epoch: int, start: int) -> DataLoader[Any] | StreamLoader:
         """This process's share of the batches of an epoch, from batch ``start`` on."""
         self.shares.epoch, self.shares.start = epoch, start
+        if self.is_stream:
+            threads = bounded_workers(self.workers, "data.workers", self.progress)
+            return StreamLoader(self.items, self.shares, self.collate, threads)
         if self._loader is None:
             workers = bounded_workers(self.workers, "data.workers", self.progress)
             self._loader = DataLoader(

@@ -20,6 +20,7 @@ from counterfoil.core.errors import CheckpointError, ConfigError
 from counterfoil.core.storage.atomic import write_atomically
 from counterfoil.core.storage.locks import LOCK, locked_folder
 from counterfoil.core.storage.reading import read_text
+from counterfoil.core.storage.remote import is_url
 from counterfoil.core.tensors.device import choose_device
 from counterfoil.data.load import is_named
 from counterfoil.data.pairs import Pairs
@@ -299,4 +300,6 @@ def _is_source(config: RunConfig, data: str, options: dict[str, Any]) -> bool:
     own = config.data
     if is_named(data, None) or is_named(own.source, own.format):
         return data == own.source and options == own.options
+    if is_url(data) or is_url(own.source):
+        return data == own.source
     return Path(data).resolve() == Path(own.source).resolve()

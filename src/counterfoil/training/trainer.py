@@ -15,10 +15,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 from counterfoil.core.config import RunConfig
 from counterfoil.core.distributed import any_process, gather_unique, rank, world_size
-from counterfoil.core.errors import TrainingError
+from counterfoil.core.errors import RemoteError, TrainingError
 from counterfoil.core.progress import Progress, Silent
 from counterfoil.core.tensors.device import choose_device
 from counterfoil.data.batches.collate import PairBatch
+from counterfoil.data.batches.streaming import ReadFailure
 from counterfoil.data.pairs import Pairs
 from counterfoil.data.splits import evenly_spaced
 from counterfoil.encoders.recurrent import cuda_graphs
@@ -109,6 +110,7 @@ class Trainer:
         self.model.yardstick = self.model.correction_rule = None  # measured with older weights
         if resume:
             self.position = self.checkpoints.restore(self.model, self._parts(), self.device)
+            self.batches.check_resumed(self.position.batch)
         elif rank() == 0:
             write_config(self.folder, self.config)
         for note in self.model.matcher.notes(self.config.train.epochs):
@@ -145,6 +147,7 @@ class Trainer:
         label, count = f"epoch {position.epoch + 1}/{train.epochs}", len(self.batches)
         loader = self.batches.read(position.epoch, position.batch)
         for batch in self.progress.track(loader, label, count, done=position.batch):
+            self._check_read(batch, logs)
             position.batch += 1
             last = position.batch == count
             update = last or position.batch % train.accumulate == 0
@@ -156,8 +159,27 @@ class Trainer:
                     self._save(logs)
                 if stop:
                     return True
+        if self.batches.is_stream:  # validation reads remote data, too, and may fail
+            self._save(logs)
         self._finish_epoch(logs)
         return any_process(self.should_stop(), self.device) and not position.finished
+
+    def _check_read(self, batch: Any, logs: RunLogs) -> None:
+        """If any process could not read its batch of a stream: save, and end with the reason."""
+        failure = batch if isinstance(batch, ReadFailure) else None
+        if not self.batches.is_stream or not any_process(failure is not None, self.device):
+            return
+        position = self.position
+        if position.batch and position.batch % self.config.train.accumulate == 0:
+            self._save(logs)
+        reason = failure.error if failure else "another process could not read its data"
+        raise self._interrupted(f"batch {position.batch + 1}", reason)
+
+    def _interrupted(self, where: str, reason: object) -> TrainingError:
+        return TrainingError(
+            f"epoch {self.position.epoch + 1}, {where}: {reason}; continue with: counterfoil train "
+            f"--resume {self.folder}"
+        )
 
     def _usable(self, batch: PairBatch | tuple[str, ...]) -> bool:
         """Report the items that were skipped; False if none is left."""
@@ -244,7 +266,10 @@ class Trainer:
         """Evaluate, compare with the best epoch, log, and save."""
         position, train = self.position, self.config.train
         closed = self.model.matcher.close_epoch(position.epoch)
-        rsum, metrics = self._validate()
+        try:
+            rsum, metrics = self._validate()
+        except RemoteError as error:
+            raise self._interrupted("validation", error) from error
         position.epoch += 1
         position.batch = 0
         better = rsum > position.best_rsum
@@ -302,7 +327,12 @@ class Trainer:
 
     def _parts(self) -> dict[str, Stateful]:
         """Parts of the training state in a checkpoint."""
-        return {"updates": self.updates, "objective": self.objective, "watch": self.watch}
+        parts: dict[str, Stateful] = {
+            "updates": self.updates,
+            "objective": self.objective,
+            "watch": self.watch,
+        }
+        return {**parts, "stream": self.batches} if self.batches.is_stream else parts
 
     def _seconds(self) -> float:
         return self.position.seconds + time.monotonic() - self.started

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
@@ -106,6 +107,12 @@ class CaptionItems(Dataset["Item | str"]):
 
     def __len__(self) -> int:
         return len(self.split.texts)
+
+    def for_thread(self) -> CaptionItems:
+        """The same items for another thread, with a random generator of its own."""
+        items = copy.copy(self)
+        items.item_rng = _ItemRng(self.seed)
+        return items
 
     def __getitem__(self, index: tuple[int, int, int]) -> Item | str:
         epoch, caption, view = index

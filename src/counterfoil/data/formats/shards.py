@@ -13,8 +13,10 @@ import io
 import math
 import re
 import tarfile
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +26,8 @@ from numpy.typing import NDArray
 
 from counterfoil.core.errors import ConfigError, DataError
 from counterfoil.core.storage.arrays import ArrayError, parse_header
-from counterfoil.core.storage.reading import LINE_BYTES, open_regular
+from counterfoil.core.storage.reading import IMAGE_BYTES, LINE_BYTES, open_regular
+from counterfoil.core.storage.remote import RemoteFile
 from counterfoil.data.formats.base import (
     Draft,
     Item,
@@ -37,7 +40,14 @@ from counterfoil.data.formats.base import (
     writers,
 )
 from counterfoil.data.formats.image_files import is_safe_name
-from counterfoil.data.formats.tar_files import ArrayMember, MemberRows, TarMember, read_members
+from counterfoil.data.formats.tar_files import (
+    Archive,
+    ArrayMember,
+    MemberRows,
+    TarMember,
+    archive_path,
+    read_members,
+)
 from counterfoil.data.formats.text_files import (
     decode,
     json_bytes,
@@ -55,7 +65,10 @@ _CAPTION_KEYS = ("captions", "caption", "text")
 _KEYS = ("id", "image_id", "split", "file", "box_size", "fragments_by")
 RESERVED = frozenset(_CAPTION_KEYS + _KEYS)
 _KNOWN_ENDS = (FRAGMENTS, BOXES, "json", "txt", *IMAGE_TYPES)
-_HEADER = 4096
+HEADER_BYTES = 4096
+
+Content = Callable[..., bytes]
+"""Called with a member, and with the number of bytes if its start is enough."""
 
 _MAGIC = {b"\xff\xd8\xff": "jpg", b"\x89PNG": "png", b"RIFF": "webp", b"GIF8": "gif"}
 
@@ -72,21 +85,33 @@ class ShardSource(Source):
         return bool(_shards(path))
 
     def read(self, path: Path, log: ProblemLog) -> Draft:
-        draft = Draft(path.name if path.is_dir() else path.stem)
         shards = _shards(path)
         if not shards:
             log.fatal("missing-file", path, "no .tar files")
-        entries: list[_Entry] = []
+        entries: list[Entry] = []
         for shard in shards:
-            entries += _read_shard(shard, log)
-        draft.items = [entry.item for entry in entries]
-        set_splits(draft.items, path, log)
-        _add_tables(draft, entries, log)
-        return draft
+            members = list(read_members(shard, log))
+            with ExitStack() as stack:
+                file = stack.enter_context(open_regular(shard)) if members else None
+                entries += read_entries(shard, members, partial(_content, file), log)
+        return make_draft(path.name if path.is_dir() else path.stem, path, entries, log)
+
+
+def make_draft(name: str, where: Path, entries: list[Entry], log: ProblemLog) -> Draft:
+    """The items of all shards, with their splits and fragments."""
+    draft = Draft(name, [entry.item for entry in entries])
+    set_splits(draft.items, where, log)
+    _add_tables(draft, entries, log)
+    return draft
+
+
+def _content(file: Any, member: TarMember, size: int | None = None) -> bytes:
+    file.seek(member.offset)
+    return bytes(file.read(min(member.size, size) if size else member.size))
 
 
 @dataclass
-class _Entry:
+class Entry:
     """An item with the arrays of its fragments."""
 
     item: Item
@@ -118,10 +143,13 @@ def _natural(path: Path) -> list[Any]:
     return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", path.name)]
 
 
-def _read_shard(shard: Path, log: ProblemLog) -> list[_Entry]:
+def read_entries(
+    shard: Archive, members: Iterable[TarMember], content: Content, log: ProblemLog
+) -> list[Entry]:
+    """The samples of a shard; ``content`` reads the start of a member, or all of it."""
     samples: dict[str, _Sample] = {}
-    for member in read_members(shard, log):
-        key, end = _split_name(member.name)
+    for member in members:
+        key, end = split_name(member.name)
         if not key:
             continue
         if not is_safe_name(member.name):
@@ -138,14 +166,11 @@ def _read_shard(shard: Path, log: ProblemLog) -> list[_Entry]:
         if end in sample.members:
             log.fatal("duplicate-id", f"{shard}: {member.name}", "the shard has it twice")
         sample.members.setdefault(end, member)
-    if not samples:
-        return []
-    with open_regular(shard) as file:
-        entries = [_entry(sample, shard, file, log) for sample in samples.values()]
+    entries = [_entry(sample, shard, content, log) for sample in samples.values()]
     return [entry for entry in entries if entry is not None]
 
 
-def _split_name(name: str) -> tuple[str, str]:
+def split_name(name: str) -> tuple[str, str]:
     """Key and ending of a member: a known ending, else the part after the first dot."""
     folder, slash, base = name.rpartition("/")
     for end in _KNOWN_ENDS:
@@ -155,11 +180,7 @@ def _split_name(name: str) -> tuple[str, str]:
     return (folder + slash + stem if stem else ""), end
 
 
-def _entry(sample: _Sample, shard: Path, file: Any, log: ProblemLog) -> _Entry | None:
-    def content(member: TarMember, size: int | None = None) -> bytes:
-        file.seek(member.offset)
-        return bytes(file.read(min(member.size, size) if size else member.size))
-
+def _entry(sample: _Sample, shard: Archive, content: Content, log: ProblemLog) -> Entry | None:
     members = sample.members
     where = f"{shard}: {sample.key}"
     record: Any = {}
@@ -178,23 +199,23 @@ def _entry(sample: _Sample, shard: Path, file: Any, log: ProblemLog) -> _Entry |
         text = decode(content(members["txt"]), Path(f"{where}.txt"), 1, log)
         captions = [text.removesuffix("\n").removesuffix("\r")]
     id_key = next((key for key in ("id", "image_id") if record.get(key) is not None), None)
-    entry = _Entry(
+    entry = Entry(
         Item(
             id=str(record[id_key]) if id_key else sample.key.rpartition("/")[2],
             split=str(record.get("split") or split_in_name(shard.name) or ""),
             captions=captions,
-            file=shard,
+            file=archive_path(shard),
             image=_image(image, record.get("file"), where, log),
         )
     )
     used = {id_key, "split", "file", "box_size", "fragments_by", caption_key}
     entry.item.extras = split_extras({k: v for k, v in record.items() if k not in used})
     if FRAGMENTS in members:
-        entry.fragments = _array(members[FRAGMENTS], content(members[FRAGMENTS], _HEADER), log)
+        entry.fragments = _array(members[FRAGMENTS], content(members[FRAGMENTS], HEADER_BYTES), log)
         made_by = record.get("fragments_by")
         entry.made_by = made_by if isinstance(made_by, str) else None
     if BOXES in members:
-        entry.boxes = _array(members[BOXES], content(members[BOXES], _HEADER), log)
+        entry.boxes = _array(members[BOXES], content(members[BOXES], HEADER_BYTES), log)
     if "box_size" in record:
         entry.box_size = _box_size(record["box_size"], where, log)
     return entry
@@ -236,14 +257,17 @@ def _array(member: TarMember, head: bytes, log: ProblemLog) -> ArrayMember | Non
         log.fatal(error.kind, where, str(error).removeprefix(f"{where}: "))
         return None
     needed = start + math.prod(shape) * dtype.itemsize
+    if isinstance(member.archive, RemoteFile) and needed > IMAGE_BYTES:
+        log.fatal("large-member", where, f"{needed} bytes, at most {IMAGE_BYTES} are read")
+        return None
     if member.size < needed:
         log.fatal("truncated-array", where, f"{member.size} bytes, its header promises {needed}")
         return None
     return ArrayMember(member.archive, member.name, member.offset + start, shape, dtype)
 
 
-def _add_tables(draft: Draft, entries: list[_Entry], log: ProblemLog) -> None:
-    by_split: dict[str, list[_Entry]] = {}
+def _add_tables(draft: Draft, entries: list[Entry], log: ProblemLog) -> None:
+    by_split: dict[str, list[Entry]] = {}
     for entry in entries:
         by_split.setdefault(entry.item.split, []).append(entry)
     for split, members in by_split.items():
@@ -254,7 +278,7 @@ def _add_tables(draft: Draft, entries: list[_Entry], log: ProblemLog) -> None:
                 entry.item.row = row
 
 
-def _table(entries: list[_Entry], log: ProblemLog) -> FragmentTable | None:
+def _table(entries: list[Entry], log: ProblemLog) -> FragmentTable | None:
     first = next((e.fragments for e in entries if e.fragments is not None), None)
     if first is None:
         return None
@@ -281,7 +305,7 @@ def _table(entries: list[_Entry], log: ProblemLog) -> FragmentTable | None:
     )
 
 
-def _check_shapes(entry: _Entry, first: ArrayMember, log: ProblemLog) -> None:
+def _check_shapes(entry: Entry, first: ArrayMember, log: ProblemLog) -> None:
     array = entry.fragments
     if array is not None:
         where = f"{array.archive}: {array.name}"

@@ -1,7 +1,11 @@
-"""Random access to uncompressed tar archives: members by byte range, and arrays as rows."""
+"""Random access to uncompressed tar archives: members by byte range, and arrays as rows.
+
+An archive is a file on disk, or a `RemoteFile`.
+"""
 
 from __future__ import annotations
 
+import math
 import os
 import tarfile
 import threading
@@ -17,6 +21,7 @@ from numpy.typing import NDArray
 from counterfoil.core.errors import DataError
 from counterfoil.core.storage.arrays import Descriptor, read_into
 from counterfoil.core.storage.reading import open_regular
+from counterfoil.core.storage.remote import RemoteFile
 from counterfoil.data.pairs import ProblemLog
 
 _BLOCK = 512
@@ -24,27 +29,30 @@ _COMPRESSED = {b"\x1f\x8b": "gzip", b"BZ": "bzip2", b"\xfd7": "xz", b"\x28\xb5":
 
 MAX_OPEN_ARCHIVES = 16
 
+Archive = Path | RemoteFile
+
 
 @dataclass(frozen=True)
 class TarMember:
     """Name and byte range of a file in an archive."""
 
-    archive: Path
+    archive: Archive
     name: str
     offset: int
     size: int
 
-    def read(self) -> bytes:
-        with open_regular(self.archive) as file:
-            file.seek(self.offset)
-            return file.read(self.size)
+
+def open_archive(archive: Archive) -> BinaryIO:
+    """An archive as a stream that can seek."""
+    return archive.open() if isinstance(archive, RemoteFile) else open_regular(archive)
 
 
-def read_members(path: Path, log: ProblemLog) -> Iterator[TarMember]:
+def read_members(path: Archive, log: ProblemLog) -> Iterator[TarMember]:
     """The complete files of an archive; logs if the archive is cut short."""
     try:
-        with open_regular(path) as file:
-            total = os.fstat(file.fileno()).st_size
+        with open_archive(path) as file:
+            total = file.seek(0, os.SEEK_END)
+            file.seek(0)
             magic = file.read(2)
             if magic in _COMPRESSED:
                 log.fatal(
@@ -60,7 +68,7 @@ def read_members(path: Path, log: ProblemLog) -> Iterator[TarMember]:
         log.fatal("unreadable-file", path, f"cannot be read ({error.strerror})")
 
 
-def _walk(path: Path, file: BinaryIO, total: int, log: ProblemLog) -> Iterator[TarMember]:
+def _walk(path: Archive, file: BinaryIO, total: int, log: ProblemLog) -> Iterator[TarMember]:
     end = 0
     try:
         with tarfile.open(fileobj=file, mode="r:") as archive:
@@ -83,7 +91,7 @@ def _walk(path: Path, file: BinaryIO, total: int, log: ProblemLog) -> Iterator[T
     except EOFError:
         log.fatal("truncated-tar", path, "ends inside a header")
         return
-    with open_regular(path) as again:
+    with open_archive(path) as again:
         again.seek(end)
         marker = again.read(_BLOCK)
     if len(marker) < _BLOCK or any(marker):
@@ -92,15 +100,25 @@ def _walk(path: Path, file: BinaryIO, total: int, log: ProblemLog) -> Iterator[T
         )
 
 
+def archive_path(archive: Archive) -> Path:
+    """The path of an archive; of a remote one only its name, for messages."""
+    return Path(archive.name) if isinstance(archive, RemoteFile) else archive
+
+
 @dataclass(frozen=True)
 class ArrayMember:
     """Byte range, shape and dtype of the data of a `.npy` member."""
 
-    archive: Path
+    archive: Archive
     name: str
     offset: int
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
+
+    @property
+    def size(self) -> int:
+        """Bytes of its numbers."""
+        return math.prod(self.shape) * self.dtype.itemsize
 
 
 class MemberRows:
@@ -118,7 +136,7 @@ class MemberRows:
         row_shape = first.shape
         if len(row_shape) == 2:
             row_shape = (max(member.shape[0] for member in present), first.shape[1])
-        self.path = first.archive
+        self.path = archive_path(first.archive)
         self.shape = (len(members), *row_shape)
         self.dtype = np.result_type(*{member.dtype for member in present})
         # result_type has native byte order; a single dtype must keep its own.
@@ -148,9 +166,7 @@ class MemberRows:
         member = self.members[index]
         if member is None:
             return np.zeros(self.shape[1:], dtype=self.dtype)
-        stored = np.empty(member.shape, dtype=member.dtype)
-        if not read_into(stored, self._descriptor(member.archive), member.offset):
-            raise DataError(f"{member.archive}: ends inside {member.name}")
+        stored = self._read(member)
         if stored.shape == self.shape[1:] and stored.dtype == self.dtype:
             return stored
         out = np.zeros(self.shape[1:], dtype=self.dtype)
@@ -162,6 +178,15 @@ class MemberRows:
         for position, index in enumerate(indices):
             out[position] = self.row(int(index))
         return out
+
+    def _read(self, member: ArrayMember) -> NDArray[Any]:
+        if isinstance(member.archive, RemoteFile):
+            data = member.archive.read(member.offset, member.size)
+            return np.frombuffer(data, dtype=member.dtype).reshape(member.shape)
+        stored = np.empty(member.shape, dtype=member.dtype)
+        if not read_into(stored, self._descriptor(member.archive), member.offset):
+            raise DataError(f"{member.archive}: ends inside {member.name}")
+        return stored
 
     def _descriptor(self, archive: Path) -> int:
         if getattr(self._local, "pid", None) != os.getpid():
