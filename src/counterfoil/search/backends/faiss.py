@@ -68,6 +68,11 @@ class FaissIndex(ExactIndex):
                 "the faiss backend holds one vector per item; for MaxSim use the backend exact or "
                 "qdrant, or --first-stage pooled"
             )
+        if dtype == "binary":
+            raise DataError(
+                "the faiss backend has codes of its own; store its vectors with --dtype int8, or "
+                "use the backend exact for binary ones"
+            )
         _faiss()
         ExactIndex.create(folder, dim, multi, dtype, {})
         return cls(folder, **options)
@@ -83,7 +88,7 @@ class FaissIndex(ExactIndex):
         queries = checked(queries, self.dim, False)
         best = TopK(len(queries), k)
         for query, rows in enumerate(self._candidates(queries, k)):
-            row_scores = self.vectors_of(rows) @ queries.rows[query]
+            row_scores = self.vectors_of(rows).rows @ queries.rows[query]
             best.insert(query, self.table.ids[rows], row_scores)
         for segment in range(len(self.covered), len(self.table.mark.segments)):
             for ids, tail_scores in self.scores(queries, segment):
@@ -141,7 +146,7 @@ class FaissIndex(ExactIndex):
         step = 1 << 16
         for start in range(have, total, step):
             rows = np.arange(start, min(start + step, total))
-            self.graph.add(self.vectors_of(rows))
+            self.graph.add(self.vectors_of(rows).rows)
         self._save()
 
     def _create_graph(self, total: int) -> Any:
@@ -149,7 +154,7 @@ class FaissIndex(ExactIndex):
         if self.kind == "hnsw":
             graph = self.faiss.index_factory(self.dim, f"HNSW{self.links}_SQfp16", metric)
             graph.hnsw.efConstruction = self.ef_construction
-            graph.train(self.vectors_of(np.arange(1)))
+            graph.train(self.vectors_of(np.arange(1)).rows)
             return graph
         lists = int(np.clip(4 * total**0.5, 1, max(1, total // PER_LIST)))
         codes = max(m for m in range(1, self.dim + 1) if self.dim % m == 0 and m <= self.code_bytes)
@@ -159,7 +164,7 @@ class FaissIndex(ExactIndex):
         graph = self.faiss.index_factory(self.dim, f"IVF{lists},PQ{codes}np", metric)
         graph.cp.min_points_per_centroid = 1
         graph.pq.cp.min_points_per_centroid = 1
-        graph.train(self.vectors_of(sample))
+        graph.train(self.vectors_of(sample).rows)
         return graph
 
     def _save(self) -> None:

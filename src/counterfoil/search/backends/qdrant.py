@@ -32,6 +32,7 @@ TABLE = "create table points (id text primary key, point blob)"
 SCHEMA = [("index", "sqlite_autoindex_points_1", None), ("table", "points", TABLE)]
 
 NOTE, FOLDER, BATCH = "qdrant.json", "qdrant", 256
+QUANTIZED = ("int8", "binary")
 
 
 # The client stores each point as a pickle and unpickles it, so a forged index folder could run
@@ -133,7 +134,8 @@ class QdrantIndex:
 
     There is one collection per index, with its name stored in the folder. ``api_key`` is never
     stored. With ``exact``, a server compares every vector instead of using its graph; the embedded
-    form always does.
+    form always does. Of int8 and binary vectors a server holds codes in memory and the vectors in
+    half precision on disk, to score candidates again; the embedded form has the latter only.
     """
 
     def __init__(
@@ -142,7 +144,7 @@ class QdrantIndex:
         try:
             note = json.loads(read_text(folder / NOTE))
             self.dim, self.multi = int(note["dim"]), bool(note["multi"])
-            self.dtype, self.collection = str(note["dtype"]), str(note["collection"])
+            self.dtype, self.collection = _datatype(note["dtype"]), str(note["collection"])
         except FileNotFoundError:
             raise DataError(f"{folder}: not a Qdrant index (there is no {NOTE})") from None
         except (OSError, ValueError, KeyError, TypeError) as error:
@@ -176,8 +178,10 @@ class QdrantIndex:
                 vectors_config=models.VectorParams(
                     size=dim,
                     distance=models.Distance.DOT,
-                    datatype=models.Datatype(dtype),
+                    datatype=models.Datatype(_datatype(dtype)),
                     multivector_config=several if multi else None,
+                    quantization_config=_quantization(models, dtype),
+                    on_disk=dtype in QUANTIZED or None,
                 ),
             )
         except Exception as error:
@@ -296,6 +300,21 @@ class QdrantIndex:
                 for name, item in zip(ids[part], vectors[part], strict=True)
             ]
             self.client.upsert(self.collection, points=points, wait=True)
+
+
+def _datatype(dtype: Any) -> str:
+    """The type of Qdrant's own vectors, beside which it keeps codes."""
+    return "float32" if dtype == "float32" else "float16"
+
+
+def _quantization(models: Any, dtype: str) -> Any:
+    if dtype == "int8":
+        kind = models.ScalarType.INT8
+        scalar = models.ScalarQuantizationConfig(type=kind, quantile=1.0, always_ram=True)
+        return models.ScalarQuantization(scalar=scalar)
+    if dtype == "binary":
+        return models.BinaryQuantization(binary=models.BinaryQuantizationConfig(always_ram=True))
+    return None
 
 
 def _batches(ids: Ids) -> Iterator[Ids]:
