@@ -27,14 +27,17 @@ MAX_DIM = 65536
 
 
 class FdeOptions(BaseModel):
-    """``bits`` hyperplanes, fragments projected to ``width`` numbers, ``dim`` of the result."""
+    """``bits`` hyperplanes, fragments projected to ``width`` numbers, at most ``dim`` in the result.
+
+    The defaults give 2,560 numbers, without a last projection.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
-    bits: int = Field(default=4, ge=0, le=8)
+    bits: int = Field(default=2, ge=0, le=8)
     repetitions: int = Field(default=20, ge=1, le=256)
-    width: int = Field(default=16, ge=1, le=1024)
-    dim: int = Field(default=1024, ge=1, le=MAX_DIM)
+    width: int = Field(default=32, ge=1, le=1024)
+    dim: int = Field(default=4096, ge=1, le=MAX_DIM)
 
     @classmethod
     def read(cls, options: Mapping[str, Any]) -> FdeOptions:
@@ -82,7 +85,7 @@ class FixedEncoding:
         if length <= options.dim:
             columns, signs = torch.arange(length), torch.ones(length)
         else:
-            columns = torch.randint(0, options.dim, (length,), generator=generator)
+            columns = torch.randperm(length, generator=generator) % options.dim
             signs = 2.0 * torch.randint(0, 2, (length,), generator=generator) - 1
         return cls(planes, projections, columns, signs)
 

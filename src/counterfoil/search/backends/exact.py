@@ -82,29 +82,30 @@ class ExactIndex:
         estimated = self.dtype == "binary"
         best = TopK(len(queries), k * self.refine if estimated else k)
         for segment in range(len(self.table.mark.segments)):
-            for ids, scores in self.scores(queries, segment):
-                best.update(ids, scores)
+            for rows, scores in self.scores(queries, segment):
+                best.update(rows if estimated else self.table.ids[rows], scores)
         return self._rescored(queries, best.result()[0], k) if estimated else best.result()
 
     def _rescored(self, queries: Vectors, candidates: Ids, k: int) -> tuple[Ids, Floats]:
-        """The best ``k`` of the candidates [Q, C] of each query, scored from 8-bit codes."""
+        """The best ``k`` of the candidates, rows [Q, C] of the table, scored from 8-bit codes."""
         best = TopK(len(queries), k)
-        for query, ids in enumerate(candidates):
-            ids = ids[ids >= 0]
-            items, one = self.vectors_of(self.table.rows_of(ids)), queries[query : query + 1]
-            if len(ids):
+        for query, padded in enumerate(candidates):
+            rows = padded[padded >= 0]
+            if len(rows):
+                items, one = self.vectors_of(rows), queries[query : query + 1]
                 sims = torch.from_numpy(one.rows @ items.rows.T)
                 lengths = items.lengths if self.multi else None
-                best.insert(query, ids, max_sim(sims, one, lengths)[0].numpy())
+                scores = max_sim(sims, one, lengths)[0].numpy()
+                best.insert(query, self.table.ids[rows], scores)
         return best.result()
 
     def scores(self, queries: Vectors, segment: int) -> Iterator[tuple[Ids, Tensor]]:
-        """Scores of the rows of one segment, block by block; those of deleted rows are −∞.
+        """Rows of one segment and their scores, block by block; those of deleted rows are −∞.
 
         Of binary vectors they are estimates.
         """
         table = self.table
-        rows, lengths = self._maps[table.mark.segments[segment].name]
+        coded, lengths = self._maps[table.mark.segments[segment].name]
         first, last = int(table.starts[segment]), int(table.starts[segment + 1])
         ends = None if lengths is None else np.cumsum(lengths)
         most = 1 if lengths is None else int(lengths.max())
@@ -112,15 +113,15 @@ class ExactIndex:
         for start in range(0, last - first, step):
             stop = min(start + step, last - first)
             if ends is None or lengths is None:
-                block, counts = rows[start:stop], None
+                block, counts = coded[start:stop], None
             else:
                 begin = int(ends[start] - lengths[start])
-                block, counts = rows[begin : int(ends[stop - 1])], lengths[start:stop]
+                block, counts = coded[begin : int(ends[stop - 1])], lengths[start:stop]
             scores = max_sim(block.products(queries.rows), queries, counts)
             live = table.live[first + start : first + stop]
             if not live.all():
                 scores[:, torch.from_numpy(~live)] = -torch.inf
-            yield table.ids[first + start : first + stop], scores
+            yield np.arange(first + start, first + stop), scores
 
     def vectors_of(self, rows: Ids) -> Vectors:
         """Vectors of the items in some rows of the table, as float32."""

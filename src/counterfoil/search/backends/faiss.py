@@ -31,7 +31,8 @@ class FaissIndex(ExactIndex):
 
     The vectors stay on disk as with "exact", so changes are crash-safe: the FAISS index can always
     be rebuilt from them. ``refine`` × k candidates are scored exactly. Up to ``tail`` rows added
-    since the last build are searched exactly, and so is an index smaller than ``least``.
+    since the last build are searched exactly, and so is an index smaller than ``least``. ``lists`` of
+    an inverted file are 4 √items, unless given; fewer are faster to build.
     """
 
     def __init__(
@@ -43,6 +44,7 @@ class FaissIndex(ExactIndex):
         ef_construction: int = 80,
         ef_search: int = 128,
         code_bytes: int = 32,
+        lists: int = 0,
         probes: int = 64,
         refine: int = 4,
         least: int = 20_000,
@@ -52,6 +54,7 @@ class FaissIndex(ExactIndex):
         super().__init__(folder)
         self.kind, self.links, self.ef_construction = kind, links, ef_construction
         self.ef_search, self.code_bytes, self.probes = ef_search, code_bytes, probes
+        self.lists = lists
         self.refine, self.tail = max(1, refine), tail
         self.least = max(CODES if kind == "ivfpq" else 1, least)
         self.graph: Any = None
@@ -91,8 +94,8 @@ class FaissIndex(ExactIndex):
             row_scores = self.vectors_of(rows).rows @ queries.rows[query]
             best.insert(query, self.table.ids[rows], row_scores)
         for segment in range(len(self.covered), len(self.table.mark.segments)):
-            for ids, tail_scores in self.scores(queries, segment):
-                best.update(ids, tail_scores)
+            for rows, tail_scores in self.scores(queries, segment):
+                best.update(self.table.ids[rows], tail_scores)
         ids, scores = best.result()
         if ids.shape[1] < min(k, len(self)) or (ids < 0).any():
             return super().search(queries, k)  # too few live candidates after many deletions
@@ -156,7 +159,8 @@ class FaissIndex(ExactIndex):
             graph.hnsw.efConstruction = self.ef_construction
             graph.train(self.vectors_of(np.arange(1)).rows)
             return graph
-        lists = int(np.clip(4 * total**0.5, 1, max(1, total // PER_LIST)))
+        wanted = self.lists or 4 * total**0.5
+        lists = int(np.clip(wanted, 1, max(1, total // PER_LIST)))
         codes = max(m for m in range(1, self.dim + 1) if self.dim % m == 0 and m <= self.code_bytes)
         count = min(total, max(4 * CODES, lists * PER_LIST))
         sample = np.sort(np.random.default_rng(0).choice(total, count, replace=False))

@@ -134,23 +134,35 @@ class QdrantIndex:
 
     There is one collection per index, with its name stored in the folder. ``api_key`` is never
     stored. With ``exact``, a server compares every vector instead of using its graph; the embedded
-    form always does. Of int8 and binary vectors a server holds codes in memory and the vectors in
-    half precision on disk, to score candidates again; the embedded form has the latter only.
+    form always does. Of int8 and binary vectors a server holds codes in memory, and on disk the
+    vectors in half precision, with which it scores ``refine`` × k candidates again; the embedded form
+    has the latter only.
     """
 
     def __init__(
-        self, folder: Path, *, url: str = "", api_key: str = "", exact: bool = False
+        self,
+        folder: Path,
+        *,
+        url: str = "",
+        api_key: str = "",
+        exact: bool = False,
+        refine: int = 4,
     ) -> None:
         try:
             note = json.loads(read_text(folder / NOTE))
             self.dim, self.multi = int(note["dim"]), bool(note["multi"])
             self.dtype, self.collection = _datatype(note["dtype"]), str(note["collection"])
+            quantized = note["dtype"] in QUANTIZED
         except FileNotFoundError:
             raise DataError(f"{folder}: not a Qdrant index (there is no {NOTE})") from None
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise DataError(f"{folder / NOTE}: damaged ({error})") from None
-        self.exact = exact
         self.models = _qdrant().models
+        self.parameters = self.models.SearchParams(exact=exact)
+        if quantized:  # a server scores again only on request
+            self.parameters.quantization = self.models.QuantizationSearchParams(
+                rescore=True, oversampling=float(max(1, refine))
+            )
         self.client = _connect(folder, url, api_key)
         try:
             there = self.client.collection_exists(self.collection)
@@ -243,7 +255,7 @@ class QdrantIndex:
             self.models.QueryRequest(
                 query=query.tolist() if self.multi else query[0].tolist(),
                 limit=k,
-                params=self.models.SearchParams(exact=self.exact),
+                params=self.parameters,
             )
             for query in queries
         ]
