@@ -50,25 +50,37 @@ captions), {queries} of each.
 FIRST = """
 ## Which vectors
 
-{items:,} items, 20 queries, a shortlist of {shortlist}: the share of the ten best items by the matcher's own
-score, and by MaxSim, that the shortlist has. The first stage is `exact`.
+{items:,} items, 20 queries, a shortlist of {shortlist}. The columns give the share of the ten best
+items by the matcher's own score, and by MaxSim, that the shortlist has. The first stage is `exact`.
 """
 
 SCALE = """
 ## How to store and search them
 
-Fitted vectors of {dim} numbers, a shortlist of {shortlist}, one query at a time, two cores. Recall@10 is the
-share of the ten best of comparing all vectors in float32 that are the first ten of the shortlist.
-The forms take turns, {rounds} rounds of all queries; the fastest round counts. Bytes are those of the
-first stage on disk, per vector. "×" is the speed relative to `half`, in the same run.
+Fitted vectors of {dim} numbers, a shortlist of {shortlist}, one query at a time, two cores.
+Recall@10 is the share of the ten best of comparing all vectors in float32 that are the first ten
+of the shortlist. The forms take turns, {rounds} rounds of all queries; the fastest round counts.
+Bytes are those of the first stage on disk, per vector. "×" is the speed relative to half precision
+in the same run. "Memory" leaves out mapped files.
 """
 
 PLAN = """
 ## 100 million images
 
-By arithmetic, from the largest size measured above, for machines of {cores} cores and {memory} GB, a first
-stage of at most {latency:.1f} s, and {dollars} $ for a core and hour (an assumption). A scan is taken to grow with
-the number of vectors and to shrink with the number of cores, an inverted file likewise.
+By arithmetic, from the largest size measured above, for machines of {cores} cores and {memory} GB,
+a first stage of at most {latency:.1f} s, and {dollars} $ per core and hour (an assumption). The
+time of a scan, and of an inverted file, is taken as proportional to the number of vectors and
+inverse to that of cores; that of HNSW as constant.
+"""
+
+SECOND = """
+The second stage reads the fragments of the shortlist from disk. {fragments} fragments of {width}
+numbers take {half:,} bytes per image in half precision, {half_tb:.2f} TB for 100 million images,
+and {int8_tb:.2f} TB in 8 bits. A shortlist of 200 is {shortlist_mb:.1f} MB of them in 8 bits.
+
+Extracting features comes before all this. At {rate:.1f} images per second on two cores
+([walkthrough](../flickr8k-walkthrough.md)), 100 million photos take {hours:,.0f} core hours, or
+{dollars:,.0f} $.
 """
 
 
@@ -159,17 +171,19 @@ def _plan(rows: dict[tuple[int, str], dict[str, Any]], dim: int) -> list[str]:
                 f"{building:,.0f}",
             )
         )
-    fragments = FRAGMENTS * WIDTH
-    text = (
-        f"\nThe second stage reads the fragments of the shortlist from disk: {FRAGMENTS} of {WIDTH} "
-        f"numbers are {2 * fragments:,} bytes per image in half precision, {2 * fragments * MANY / 1e12:.2f} "
-        f"TB for {MANY:,} images, and {fragments * MANY / 1e12:.2f} TB in 8 bits. A shortlist of 200 "
-        f"is {200 * fragments / 1e6:.1f} MB of them.\n\nReading the photos comes before all this: "
-        f"{IMAGES_PER_S:.1f} images per second on two cores ([features](../flickr8k-walkthrough.md)) are "
-        f"{MANY / IMAGES_PER_S * 2 / 3600:,.0f} core hours, or {MANY / IMAGES_PER_S * 2 / 3600 * DOLLARS:,.0f} $, "
-        "for 100 million."
+    numbers, hours = FRAGMENTS * WIDTH, MANY / IMAGES_PER_S * 2 / 3600
+    text = SECOND.format(
+        fragments=FRAGMENTS,
+        width=WIDTH,
+        half=2 * numbers,
+        half_tb=2 * numbers * MANY / 1e12,
+        int8_tb=numbers * MANY / 1e12,
+        shortlist_mb=200 * numbers / 1e6,
+        rate=IMAGES_PER_S,
+        hours=hours,
+        dollars=hours * DOLLARS,
     )
-    return [*markdown_table(table), text]
+    return [*markdown_table(table), text.rstrip()]
 
 
 def _resident_bytes(form: str, dim: int) -> int:

@@ -65,7 +65,10 @@ FORMS = {
     "faiss ivfpq": Form("faiss", "int8", {"kind": "ivfpq", "lists": 4096}),
     "faiss hnsw": Form("faiss", "float16", {"kind": "hnsw"}, 2_000_000),
 }
-WAYS: dict[str, tuple[Side, Side]] = {"text": ("captions", "images"), "image": ("images", "captions")}
+WAYS: dict[str, tuple[Side, Side]] = {
+    "text": ("captions", "images"),
+    "image": ("images", "captions"),
+}
 
 
 def main() -> None:
@@ -79,7 +82,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--forms", nargs="+", choices=list(FORMS), default=list(FORMS))
     parser.add_argument("--ways", nargs="+", choices=list(WAYS), default=list(WAYS))
-    parser.add_argument("--items", type=int, default=10_000, help="to compare first stages on")
+    parser.add_argument(
+        "--items", type=int, default=10_000, help="to compare first stages on; 0: none"
+    )
     parser.add_argument("--minutes", type=float, default=150, help="no step starts after this time")
     parser.add_argument("--page", type=Path, help="Markdown file to write")
     parser.add_argument("--worker", nargs=3, metavar=("FORM", "WAY", "N"), help=argparse.SUPPRESS)
@@ -114,10 +119,12 @@ class Run:
 
     def all_steps(self) -> None:
         options = self.options
-        finished = self.step("first stages", lambda: compare_first_stages(options))
+        finished = True
         for count in sorted(options.vectors):
             for way in options.ways:
                 finished = finished and self.way(way, count)
+        if options.items:
+            finished = finished and self.step("first stages", lambda: compare_first_stages(options))
         if options.page:
             write_page(options.page, self.steps, _settings(options))
         print(json.dumps(self.steps, indent=1))
@@ -275,9 +282,7 @@ def _command(options: argparse.Namespace, task: str, job: tuple[str, ...]) -> li
 def _child(options: argparse.Namespace, task: str, job: tuple[str, ...]) -> str:
     environment = {"OMP_WAIT_POLICY": "PASSIVE", **os.environ}
     command = _command(options, task, job)
-    done = subprocess.run(
-        command, check=True, stdout=subprocess.PIPE, text=True, env=environment
-    )
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=environment)
     return done.stdout.splitlines()[-1]
 
 

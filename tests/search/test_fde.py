@@ -69,9 +69,9 @@ def test_for_items_of_one_fragment_it_is_maxsim_itself(seed, bits) -> None:
     encoding = FixedEncoding.draw(DIM, FdeOptions(bits=bits, repetitions=3, width=DIM, dim=9999))
     queries, query_mask = batch(seed, [4, 2])
     items, item_mask = batch(seed + 1, [1, 1, 1])
-    guess = encoding.encode(queries, query_mask, "query") @ encoding.encode(
-        items, item_mask, "item"
-    ).T
+    guess = (
+        encoding.encode(queries, query_mask, "query") @ encoding.encode(items, item_mask, "item").T
+    )
     exact = (queries @ items[:, 0].T).sum(1)
     torch.testing.assert_close(guess, exact, atol=1e-5, rtol=1e-4)
 

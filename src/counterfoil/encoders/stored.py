@@ -191,7 +191,9 @@ class EncodedReader:
             else:
                 tensors[name] = self._rows(file, chosen, lengths, longest)
         for name in [name for name in tensors if name.endswith(SCALE)]:
-            tensors[name.removesuffix(SCALE)] = tensors.pop(name) * tensors[name.removesuffix(SCALE)]
+            tensors[name.removesuffix(SCALE)] = (
+                tensors.pop(name) * tensors[name.removesuffix(SCALE)]
+            )
         fragments = tensors.pop("fragments", None)
         encoded = Encoded(fragments, torch.from_numpy(mask), **tensors)
         return encoded, torch.from_numpy(present)

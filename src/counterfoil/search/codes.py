@@ -98,8 +98,8 @@ def _float_products(queries: Floats, rows: Tensor) -> Tensor:
 # Signs. A vector x is rotated to z, and stored as s = sign(z) with f = ‖x‖² / ‖z‖₁. Then f ⟨s, Rq⟩
 # estimates ⟨x, q⟩, exactly for q = x, and without bias for a random rotation R.
 #
-# A rotated query is rounded to the numbers (u - (2^P - 1) / 2) step, u in 0 … 2^P - 1. With the bits
-# u_j of u as signs t_j this is step / 2 Σ_j 2^j t_j, and ⟨t_j, s⟩ = width - 2 popcount(u_j xor s).
+# A rotated query is rounded to numbers (u - (2^P - 1) / 2) spacing, u in 0 … 2^P - 1. With the bits
+# u_j of u as signs t_j that is spacing / 2 Σ_j 2^j t_j; ⟨t_j, s⟩ = width - 2 popcount(u_j xor s).
 def encode_signs(vectors: Floats) -> tuple[NDArray[np.uint64], Floats]:
     """Words [W, R] of signs, and factors [R]."""
     largest = np.abs(vectors).max(axis=1, initial=0.0)

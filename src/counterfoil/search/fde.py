@@ -27,7 +27,7 @@ MAX_DIM = 65536
 
 
 class FdeOptions(BaseModel):
-    """``bits`` hyperplanes, fragments projected to ``width`` numbers, at most ``dim`` in the result.
+    """``bits`` hyperplanes, fragments projected to ``width`` numbers, at most ``dim`` in all.
 
     The defaults give 2,560 numbers, without a last projection.
     """
@@ -94,7 +94,7 @@ class FixedEncoding:
         return int(self.columns.max()) + 1
 
     def encode(self, fragments: Tensor, mask: Tensor, role: Role) -> Tensor:
-        """Encodings [n, dim] of fragments [n, N, D], of which ``mask`` [n, N] says the real ones."""
+        """Encodings [n, dim] of fragments [n, N, D]; ``mask`` [n, N] is True for real ones."""
         device = fragments.device
         parts = []
         for planes, projection in zip(self.planes, self.projections, strict=True):

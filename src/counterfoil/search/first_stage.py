@@ -35,7 +35,10 @@ PENALTIES = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1)
 """Ridge penalties to try, as shares of the mean eigenvalue."""
 
 FirstStage = Literal["pooled", "fitted", "fde", "maxsim", "other"]
-"""``fde``: fixed-dimensional encodings of fragments. ``other``: vectors of another model, stored beside the matcher's inputs."""
+"""``fde``: fixed-dimensional encodings of fragments.
+
+``other``: vectors of another model, stored beside the matcher's inputs.
+"""
 
 FirstStageOption = Literal["auto", "pooled", "fitted", "fde", "maxsim"]
 

@@ -67,8 +67,9 @@ class SearchIndex(IndexState):
 
         A fitted first stage is fitted on these, or on ``fit_on``; ``first_stage_options`` are those
         of "fde" (see `FdeOptions`). ``dtype`` is the precision on disk: "float16", "float32",
-        "int8", or "binary", which finds candidates with 1 bit per number and scores them with 8. ``retriever`` is a model with
-        pooled vectors that finds the shortlist instead, for example for a cross-encoder.
+        "int8", or "binary", which finds candidates with 1 bit per number and scores them with 8.
+        ``retriever`` is a model with pooled vectors that finds the shortlist instead, for example
+        for a cross-encoder.
         """
         folder, options = Path(folder), dict(backend_options or {})
         retriever = retriever.eval() if retriever is not None else None

@@ -31,8 +31,8 @@ class FaissIndex(ExactIndex):
 
     The vectors stay on disk as with "exact", so changes are crash-safe: the FAISS index can always
     be rebuilt from them. ``refine`` × k candidates are scored exactly. Up to ``tail`` rows added
-    since the last build are searched exactly, and so is an index smaller than ``least``. ``lists`` of
-    an inverted file are 4 √items, unless given; fewer are faster to build.
+    since the last build are searched exactly, and so is an index smaller than ``least``. An
+    inverted file has ``lists`` lists, by default 4 √items; fewer are faster to build.
     """
 
     def __init__(

@@ -134,9 +134,9 @@ class QdrantIndex:
 
     There is one collection per index, with its name stored in the folder. ``api_key`` is never
     stored. With ``exact``, a server compares every vector instead of using its graph; the embedded
-    form always does. Of int8 and binary vectors a server holds codes in memory, and on disk the
-    vectors in half precision, with which it scores ``refine`` × k candidates again; the embedded form
-    has the latter only.
+    form always does. For int8 and binary vectors a server keeps codes in memory and half-precision
+    vectors on disk, from which it rescores ``refine`` × k candidates; the embedded form has the
+    latter only.
     """
 
     def __init__(
