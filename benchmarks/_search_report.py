@@ -93,7 +93,10 @@ def write_page(path: Path, steps: dict[str, Any], settings: dict[str, Any]) -> N
     if rows:
         dim = next(step["dim"] for name, step in steps.items() if name.startswith("truth"))
         settings = settings | {"dim": dim}
+        loads = [one["load"] for ways in rows.values() for one in ways.values() if "load" in one]
         lines += [SCALE.format(**settings), *_scale(rows)]
+        if loads:
+            lines.append(f"\nLoad average during the fastest rounds: at most {max(loads):.1f}.")
         plan = PLAN.format(cores=CORES, memory=MEMORY_GB, latency=LATENCY_S, dollars=DOLLARS)
         lines += [plan, *_plan(rows, dim)]
     path.parent.mkdir(parents=True, exist_ok=True)

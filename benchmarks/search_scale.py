@@ -238,6 +238,7 @@ def serve(options: argparse.Namespace, form: str, way: str, count: int) -> None:
             "p95_ms": 1000 * float(np.percentile(seconds, 95)),
             "recall": float(np.mean(at_ten)),
             "in_shortlist": float(np.mean(shares)),
+            "load": os.getloadavg()[0],
             **_memory(),
         }
         print(json.dumps(row), flush=True)
