@@ -125,13 +125,13 @@ def _measured(steps: dict[str, Any]) -> dict[tuple[int, str], dict[str, Any]]:
             built = steps[f"build {form} {way} {count}"]
             row = rows.setdefault((int(count), form), {})
             half = result.get("half", {}).get("mean_ms")
-            row[way] = numbers | built | {"speed": half and half / numbers["mean_ms"]}
+            row[way] = built | numbers | {"speed": half and half / numbers["mean_ms"]}
     return dict(sorted(rows.items(), key=lambda entry: entry[0][0]))
 
 
 def _scale(rows: dict[tuple[int, str], dict[str, Any]]) -> list[str]:
     head = ("vectors", "form", "text recall@10", "image recall@10", "bytes", "queries per s", "×")
-    table = [(*head, "p95 ms", "memory MB", "build s")]
+    table = [(*head, "p95 ms", "CPU ms", "memory MB", "build s")]
     for (count, form), ways in rows.items():
         one = ways.get("text") or ways["image"]
         recalls = [f"{ways[w]['recall']:.3f}" if w in ways else "–" for w in ("text", "image")]
@@ -140,6 +140,7 @@ def _scale(rows: dict[tuple[int, str], dict[str, Any]]) -> list[str]:
             f"{1000 / one['mean_ms']:,.1f}",
             f"{one['speed']:.1f}" if one["speed"] else "–",
             f"{one['p95_ms']:,.1f}",
+            f"{one['cpu_ms']:,.1f}" if "cpu_ms" in one else "–",
             f"{one['anonymous_mb']:,.0f}",
             f"{one['build_s']:,.0f}",
         )

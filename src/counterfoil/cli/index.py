@@ -111,7 +111,7 @@ def build(
         Literal["float16", "float32", "int8", "binary"],
         typer.Option(
             help="Precision of vectors on disk. int8: half the size of float16. binary: int8, and "
-            "1 bit per number to find candidates faster."
+            "1 bit per number to find candidates."
         ),
     ] = "float16",
     shortlist_size: Annotated[

@@ -66,14 +66,14 @@ def create_folder(
     form = _choose_first_stage(settings, model, splits)
     if form != "fde" and settings.first_stage_options:
         raise ConfigError(f"first_stage_options: only 'fde' has options, not '{form}'")
-    options = FdeOptions.read(settings.first_stage_options)
+    fde_options = FdeOptions.read(settings.first_stage_options)
     _check_folder(folder, overwrite, settings.options)
     encoder = ItemEncoder(model, settings.first)
     example = encoder.texts(["a"])
     dim = FirstStageProxy(model, form).same_side_vectors(example).rows.shape[1]
     fit, fde = None, None
     if form == "fde":
-        fde = FixedEncoding.draw(fragment_dim(encoder), options)
+        fde = FixedEncoding.draw(fragment_dim(encoder), fde_options)
     if form == "fitted":
         fit = fit_first_stage(model, splits, dim, progress)
         if settings.first_stage == "auto" and fit.gain <= 0:
@@ -103,7 +103,7 @@ def create_folder(
             "next_key": 0,
         }
         if form == "fde":
-            header["first_stage_options"] = options.model_dump()
+            header["first_stage_options"] = fde_options.model_dump()
         if settings.first is not None:
             name = settings.first.spec.name
             header["first_model"] = {"name": name, "sha256": folder_digest(new / FIRST)}

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -103,7 +103,8 @@ def _float_products(queries: Floats, rows: Tensor) -> Tensor:
 def encode_signs(vectors: Floats) -> tuple[NDArray[np.uint64], Floats]:
     """Words [W, R] of signs, and factors [R]."""
     largest = np.abs(vectors).max(axis=1, initial=0.0)
-    unit = vectors / np.where(largest > 0, largest, 1)[:, None]  # nothing overflows
+    divisor = np.where(largest > 0, largest, 1).astype(np.float32)
+    unit: Floats = np.divide(vectors, divisor[:, None], dtype=np.float32)  # nothing overflows
     rotated = rotate(unit)
     lengths = np.abs(rotated).sum(1, dtype=np.float64)
     squares = np.square(unit, dtype=np.float64).sum(1)
@@ -123,7 +124,8 @@ def sign_products(queries: Floats, words: NDArray[np.uint64], factors: Floats) -
         planes = _packed(np.stack([(numbers >> bit) & 1 for bit in reversed(range(PLANES))]) > 0)
         for start in range(0, count, step):
             part = words[:, start : start + step]
-            total = np.zeros(part.shape[1], dtype=np.uint16 if levels * width < 2**16 else np.int32)
+            narrow = levels * width < 2**16
+            total: NDArray[Any] = np.zeros(part.shape[1], dtype=np.uint16 if narrow else np.int32)
             for plane in planes:
                 total <<= 1
                 for word, signs in zip(plane, part, strict=True):
@@ -196,7 +198,8 @@ def write_coded(folder: Path, blocks: Iterable[Coded], total: int) -> None:
             if block.scales is not None:
                 scales.write(np.ascontiguousarray(block.scales, dtype="<f4").data)
             if block.bits is not None and block.factors is not None and len(block):
-                shape, mode = (len(block.bits), total), "r+" if done else "w+"
+                mode: Literal["r+", "w+"] = "r+" if done else "w+"
+                shape = (len(block.bits), total)
                 words = np.memmap(folder / BITS, dtype=np.uint64, mode=mode, shape=shape)
                 words[:, done : done + len(block)] = block.bits
                 words.flush()
