@@ -257,8 +257,17 @@ def test_building_over_something_needs_permission(fresh, models, tmp_path) -> No
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"dtype": "int8"}, "float16 or float32"),
-        ({"first_stage": "magic"}, "fitted, maxsim are possible"),
+        ({"dtype": "int4"}, "int8, binary are possible, got int4"),
+        ({"first_stage": "magic"}, "fde, maxsim are possible"),
+        ({"first_stage_options": {"dim": 8}}, "only 'fde' has options, not 'pooled'"),
+        (
+            {"first_stage": "fde", "first_stage_options": {"bits": 9}},
+            r"first_stage_options.bits: .*less than or equal to 8, got 9",
+        ),
+        (
+            {"first_stage": "fde", "first_stage_options": {"buckets": 16}},
+            r"options of fde: bits, repetitions, width, dim",
+        ),
         ({"shortlist_size": 0}, "at least 1"),
         ({"backend": "exakt"}, "did you mean 'exact'"),
         ({"backend_options": {"url": ""}}, "no option 'url'"),

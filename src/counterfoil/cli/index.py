@@ -85,13 +85,21 @@ def build(
     ] = None,
     api_key: opt.ApiKey = "",
     first_stage: Annotated[
-        Literal["auto", "pooled", "fitted", "maxsim"],
+        Literal["auto", "pooled", "fitted", "fde", "maxsim"],
         typer.Option(
             help="Vectors of the first stage. pooled: one per item. fitted: one per item, fitted "
-            "to the matcher's scores. maxsim: one per fragment. auto: fitted for matchers of "
-            "fragments, if that finds more than pooled."
+            "to the matcher's scores. fde: one per item, which estimates maxsim. maxsim: one per "
+            "fragment. auto: fitted for matchers of fragments, if that finds more than pooled."
         ),
     ] = "auto",
+    first_stage_option: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--first-stage-option",
+            help="Option of the first stage fde, as key=value: bits, repetitions, width, dim. "
+            "Repeatable.",
+        ),
+    ] = None,
     retriever: Annotated[
         Path | None,
         typer.Option(
@@ -102,7 +110,11 @@ def build(
         ),
     ] = None,
     dtype: Annotated[
-        Literal["float16", "float32"], typer.Option(help="Precision of vectors on disk.")
+        Literal["float16", "float32", "int8", "binary"],
+        typer.Option(
+            help="Precision of vectors on disk. int8: half the size of float16. binary: int8, and "
+            "1 bit per number to find candidates."
+        ),
     ] = "float16",
     shortlist_size: Annotated[
         int,
@@ -128,6 +140,7 @@ def build(
 
       counterfoil index runs/scenes-naaf --split test --out index
       counterfoil index runs/naaf my_photos/ --out index --first-stage maxsim
+      counterfoil index runs/naaf my_photos/ --out index --dtype binary
       counterfoil index runs/vse photos.jsonl --out index --backend faiss \\
         --backend-option kind=ivfpq
       counterfoil index runs/scenes-tags --retriever runs/scenes-vse-infty \\
@@ -185,6 +198,7 @@ def build(
             backend=backend,
             backend_options=options | ({"api_key": api_key} if api_key else {}),
             first_stage=first_stage,
+            first_stage_options=parse_options(first_stage_option, "--first-stage-option"),
             retriever=other,
             fit_on=splits,
             progress=bars,

@@ -3,7 +3,8 @@
 Each kind of vector is one file of plain numbers: ``fragments.bin`` [rows, width], ``pooled.bin``
 [present, width], ``boxes.bin`` [rows, 4], ``graph.bin`` [cells]. ``lengths.bin`` has the number of
 fragments of every item, -1 for an unreadable one. Bytes beyond the `Extent` in the manifest are
-from an interrupted build and are truncated.
+from an interrupted build and are truncated. With the dtype ``int8``, vectors are codes, and the
+scale of each is in ``fragments_scale.bin`` [rows, 1] or ``pooled_scale.bin`` [present, 1].
 
 Items are read by offset. A memory map would be as fast, but its pages count as resident memory.
 """
@@ -26,6 +27,26 @@ from counterfoil.core.storage.arrays import Descriptor, read_into
 from counterfoil.encoders import Encoded
 
 LENGTHS, UNREADABLE = "lengths", -1
+SCALE = "_scale"
+CODE_MAX = 127
+
+
+def quantize(rows: NDArray[Any]) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
+    """Codes [R, D] of -127 to 127 and scales [R] of vectors [R, D].
+
+    A code times its scale is within half a scale of the number, so the inner product with a vector
+    q is within ‖q‖₁ / 2 scales of the exact one.
+    """
+    rows = np.asarray(rows, dtype=np.float32)
+    scales = (np.abs(rows).max(axis=1, initial=0.0) / CODE_MAX).astype(np.float32)
+    scales[scales < np.finfo(np.float32).tiny] = 0  # too small to divide by
+    codes = np.rint(rows / np.where(scales > 0, scales, np.inf)[:, None])
+    return codes.clip(-CODE_MAX, CODE_MAX).astype(np.int8), scales
+
+
+def dequantize(codes: NDArray[np.int8], scales: NDArray[np.float32]) -> NDArray[np.float32]:
+    """The numbers that codes [..., D] with scales [...] stand for."""
+    return np.multiply(codes, scales[..., None], dtype=np.float32)
 
 
 class Extent(BaseModel):
@@ -92,25 +113,30 @@ class EncodedWriter:
         mask = encoded.mask
         arrays: dict[str, NDArray[Any]] = {}
         if encoded.fragments is not None:
-            arrays["fragments"] = self._cast(encoded.fragments[mask])
+            arrays |= self._cast("fragments", encoded.fragments[mask])
         if encoded.boxes is not None:
             arrays["boxes"] = encoded.boxes[mask].numpy().astype("<f4")
         if encoded.pooled is not None:
-            arrays["pooled"] = self._cast(encoded.pooled)
+            arrays |= self._cast("pooled", encoded.pooled)
         if encoded.graph is not None:
             cells = encoded.graph[mask[:, :, None] & mask[:, None, :]]
             arrays["graph"] = cells.numpy().astype(np.uint8)[:, None]
         return arrays
 
-    def _cast(self, tensor: Tensor) -> NDArray[Any]:
-        with np.errstate(over="ignore"):
-            array = tensor.float().numpy().astype(self.dtype)
+    def _cast(self, name: str, tensor: Tensor) -> dict[str, NDArray[Any]]:
+        array = tensor.float().numpy()
+        if self.dtype != np.int8:
+            with np.errstate(over="ignore"):
+                array = array.astype(self.dtype)
         if not np.isfinite(array).all():
             raise DataError(
                 f"{self.folder}: an encoding of the teacher is not finite in {self.dtype}; "
                 "build the guide with --form matrix, which stores scores only"
             )
-        return array
+        if self.dtype != np.int8:
+            return {name: array}
+        codes, scales = quantize(array)
+        return {name: codes, name + SCALE: scales[:, None]}
 
 
 class EncodedReader:
@@ -158,12 +184,16 @@ class EncodedReader:
         mask = np.arange(longest)[None, :] < lengths[:, None]
         tensors: dict[str, Tensor] = {}
         for name, file in self.files.items():
-            if name == "pooled":
+            if name.removesuffix(SCALE) == "pooled":
                 tensors[name] = self._pooled(file, chosen, present)
             elif name == "graph":
                 tensors[name] = self._graphs(file, chosen, lengths, longest)
             else:
                 tensors[name] = self._rows(file, chosen, lengths, longest)
+        for name in [name for name in tensors if name.endswith(SCALE)]:
+            tensors[name.removesuffix(SCALE)] = (
+                tensors.pop(name) * tensors[name.removesuffix(SCALE)]
+            )
         fragments = tensors.pop("fragments", None)
         encoded = Encoded(fragments, torch.from_numpy(mask), **tensors)
         return encoded, torch.from_numpy(present)
@@ -234,12 +264,14 @@ def _starts(counts: NDArray[np.int64]) -> NDArray[np.int64]:
 
 def _dtype(name: str, numbers: np.dtype[Any]) -> np.dtype[Any]:
     fixed = {LENGTHS: "<i4", "boxes": "<f4", "graph": "u1"}
+    if name.endswith(SCALE):
+        return np.dtype("<f4")
     return np.dtype(fixed[name]) if name in fixed else numbers
 
 
 def _rows(name: str, extent: Extent) -> int:
     counts = {LENGTHS: extent.items, "graph": extent.cells, "pooled": extent.present}
-    return counts.get(name, extent.rows)
+    return counts.get(name.removesuffix(SCALE), extent.rows)
 
 
 def _size(name: str, extent: Extent, numbers: np.dtype[Any]) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_args
 
@@ -15,6 +15,8 @@ from counterfoil.data.pairs import Split
 from counterfoil.models.model import Model
 from counterfoil.models.store import folder_digest, write_model
 from counterfoil.search.backends import backends
+from counterfoil.search.codes import DTYPES
+from counterfoil.search.fde import FdeOptions, FixedEncoding
 from counterfoil.search.first_stage import (
     FirstStage,
     FirstStageOption,
@@ -24,6 +26,7 @@ from counterfoil.search.first_stage import (
     choose_form,
     enough_to_fit,
     fit_first_stage,
+    fragment_dim,
 )
 from counterfoil.search.state import FIRST, FIT, KIND, MANIFEST, SIDES, vectors_folder
 
@@ -40,6 +43,7 @@ class Settings:
     dtype: str
     shortlist: int
     first: Model | None = None
+    first_stage_options: dict[str, Any] = field(default_factory=dict)
 
 
 def create_folder(
@@ -51,8 +55,8 @@ def create_folder(
     progress: Progress,
 ) -> None:
     """Write the model, the settings and an empty first stage, fitted on ``splits`` if needed."""
-    if settings.dtype not in ("float16", "float32"):
-        raise ConfigError(f"dtype: float16 or float32, got {settings.dtype}")
+    if settings.dtype not in DTYPES:
+        raise ConfigError(f"dtype: {', '.join(DTYPES)} are possible, got {settings.dtype}")
     if settings.first_stage not in get_args(FirstStageOption):
         options = ", ".join(get_args(FirstStageOption))
         raise ConfigError(f"first_stage: {options} are possible, got {settings.first_stage}")
@@ -60,15 +64,21 @@ def create_folder(
         raise ConfigError(f"shortlist_size: at least 1, got {settings.shortlist}")
     backends.check(settings.backend, settings.options, where="backend")
     form = _choose_first_stage(settings, model, splits)
+    if form != "fde" and settings.first_stage_options:
+        raise ConfigError(f"first_stage_options: only 'fde' has options, not '{form}'")
+    fde_options = FdeOptions.read(settings.first_stage_options)
     _check_folder(folder, overwrite, settings.options)
-    example = ItemEncoder(model, settings.first).texts(["a"])
+    encoder = ItemEncoder(model, settings.first)
+    example = encoder.texts(["a"])
     dim = FirstStageProxy(model, form).same_side_vectors(example).rows.shape[1]
-    fit = None
+    fit, fde = None, None
+    if form == "fde":
+        fde = FixedEncoding.draw(fragment_dim(encoder), fde_options)
     if form == "fitted":
         fit = fit_first_stage(model, splits, dim, progress)
         if settings.first_stage == "auto" and fit.gain <= 0:
             form, fit = "pooled", None
-    dim = FirstStageProxy(model, form, fit).vectors(example, "captions").rows.shape[1]
+    dim = FirstStageProxy(model, form, fit, fde).vectors(example, "captions").rows.shape[1]
     with atomic_folder(folder) as new:
         (new / "model").mkdir()
         write_model(model, new / "model")
@@ -77,6 +87,8 @@ def create_folder(
             write_model(settings.first, new / FIRST)
         if fit is not None:
             fit.save(new / FIT)
+        if fde is not None:
+            fde.save(new / FIT)
         for side in SIDES:
             backends[settings.backend].create(
                 vectors_folder(new, side), dim, form == "maxsim", settings.dtype, settings.options
@@ -90,6 +102,8 @@ def create_folder(
             "shortlist": settings.shortlist,
             "next_key": 0,
         }
+        if form == "fde":
+            header["first_stage_options"] = fde_options.model_dump()
         if settings.first is not None:
             name = settings.first.spec.name
             header["first_model"] = {"name": name, "sha256": folder_digest(new / FIRST)}

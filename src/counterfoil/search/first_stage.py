@@ -1,6 +1,7 @@
 """The first stage: vectors of images and captions that find a shortlist for the matcher.
 
-They are the matcher's own pooled vectors, its fragments, a fit to its scores, or another model's.
+They are the matcher's own pooled vectors, its fragments, fixed-dimensional encodings of them, a fit
+to its scores, or another model's.
 """
 
 from __future__ import annotations
@@ -26,16 +27,20 @@ from counterfoil.encoders import Encoded
 from counterfoil.matchers.ensemble import EnsembleMatcher, split_members
 from counterfoil.models.model import Model
 from counterfoil.scoring.encode import encode_images, encode_texts, score_all
+from counterfoil.search.fde import FixedEncoding, Role
 from counterfoil.search.items import Side
 from counterfoil.search.vectors import Vectors
 
 PENALTIES = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1)
 """Ridge penalties to try, as shares of the mean eigenvalue."""
 
-FirstStage = Literal["pooled", "fitted", "maxsim", "other"]
-"""``other``: vectors of another model, stored beside the matcher's inputs."""
+FirstStage = Literal["pooled", "fitted", "fde", "maxsim", "other"]
+"""``fde``: fixed-dimensional encodings of fragments.
 
-FirstStageOption = Literal["auto", "pooled", "fitted", "maxsim"]
+``other``: vectors of another model, stored beside the matcher's inputs.
+"""
+
+FirstStageOption = Literal["auto", "pooled", "fitted", "fde", "maxsim"]
 
 SAMPLE, MIN_SAMPLE = 1024, 64
 """Most and fewest images, with one caption each, that are scored for a fit."""
@@ -148,15 +153,21 @@ class FirstStageProxy:
     model: Model
     form: FirstStage
     fit: Fit | None = None
+    fde: FixedEncoding | None = None
 
     @torch.inference_mode()
-    def vectors(self, encoded: Encoded, side: Side) -> Vectors:
+    def vectors(self, encoded: Encoded, side: Side, role: Role = "item") -> Vectors:
+        """Vectors of items of an index, or of queries, which only "fde" encodes differently."""
         if self.form == "other":
             return self.same_side_vectors(encoded)
         if self.form == "pooled":
             return pooled_vectors(self.model, encoded)
         if self.form == "maxsim":
             return fragment_vectors(self.model, encoded)
+        if self.form == "fde":
+            assert self.fde is not None  # noqa: S101 - an index with this form has one
+            fragments = _side_by_side(self.model, encoded, _unit)
+            return Vectors.single(self.fde.encode(fragments, encoded.mask, role).cpu().numpy())
         assert self.fit is not None  # noqa: S101 - an index with this form has one
         to = self.fit.images if side == "images" else self.fit.captions
         return Vectors.single((features(self.model, encoded).cpu() @ to).numpy())
@@ -194,6 +205,12 @@ def fragment_vectors(model: Model, encoded: Encoded) -> Vectors:
     mask[:, 0] |= ~mask.any(1)  # an item without fragments has one that is zero
     lengths = mask.sum(1).cpu().numpy().astype(np.int64)
     return Vectors(values[mask].cpu().numpy(), lengths)
+
+
+@torch.inference_mode()
+def fragment_dim(encoder: ItemEncoder) -> int:
+    """Numbers of a fragment vector."""
+    return int(fragment_vectors(encoder.model, encoder.texts(["a"])).rows.shape[1])
 
 
 def choose_form(option: FirstStageOption, model: Model, can_fit: bool) -> FirstStage:

@@ -4,7 +4,7 @@
     INDEX/segments/         encoded items without padding, and their descriptions
     INDEX/model/            a copy of the model
     INDEX/first/            the first-stage model, if it is another one
-    INDEX/first_stage.safetensors  the fit, if the first stage is fitted
+    INDEX/first_stage.safetensors  the fit, or the random part of fixed-dimensional encodings
     INDEX/vectors/SIDE/     the first stage, one backend for images and one for captions
     INDEX/vectors/SIDE.json the generation that the first stage is synced with
 
@@ -55,6 +55,7 @@ class SearchIndex(IndexState):
         backend: str = "exact",
         backend_options: dict[str, Any] | None = None,
         first_stage: FirstStageOption = "auto",
+        first_stage_options: dict[str, Any] | None = None,
         retriever: Model | None = None,
         fit_on: Sequence[Split] | None = None,
         dtype: str = "float16",
@@ -64,12 +65,16 @@ class SearchIndex(IndexState):
     ) -> SearchIndex:
         """Create an index of a model with the images and captions of ``pairs``.
 
-        A fitted first stage is fitted on these, or on ``fit_on``. ``retriever`` is a model with
-        pooled vectors that finds the shortlist instead, for example for a cross-encoder.
+        A fitted first stage is fitted on these, or on ``fit_on``; ``first_stage_options`` are those
+        of "fde" (see `FdeOptions`). ``dtype`` is the precision on disk: "float16", "float32",
+        "int8", or "binary", which finds candidates with 1 bit per number and scores them with 8.
+        ``retriever`` is a model with pooled vectors that finds the shortlist instead, for example
+        for a cross-encoder.
         """
         folder, options = Path(folder), dict(backend_options or {})
         retriever = retriever.eval() if retriever is not None else None
-        settings = Settings(backend, options, first_stage, dtype, shortlist_size, retriever)
+        more = dict(first_stage_options or {})
+        settings = Settings(backend, options, first_stage, dtype, shortlist_size, retriever, more)
         splits = list(fit_on) if fit_on is not None else _splits(pairs)
         advice = "wait for it, or name another folder"
         with replacing(folder, "building an index there", advice):

@@ -40,7 +40,7 @@ class Items:
     def __init__(self, store: SegmentStore, side: Side, device: torch.device) -> None:
         self.store, self.side, self.device = store, side, device
         self.table: Table = store.tables[side]
-        self.dtype: str = store.header["dtype"]
+        self.dtype = stored_dtype(store.header["dtype"])
         # opened at once: a file that another process replaces later stays readable
         self._readers = [self._reader(number) for number in range(len(self.table.mark.segments))]
 
@@ -110,6 +110,11 @@ class Items:
             np.fromfile(folder / ENDS, dtype="<i8"),
             Descriptor(folder / ABOUT),
         )
+
+
+def stored_dtype(dtype: str) -> str:
+    """How an index of a dtype stores the matcher's inputs: 1 bit would be too coarse to rank."""
+    return "int8" if dtype == "binary" else dtype
 
 
 @dataclass(frozen=True)

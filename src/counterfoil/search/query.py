@@ -221,7 +221,7 @@ def shortlist(
     index: IndexState, source: Side, target: Side, queries: Encoded, size: int
 ) -> tuple[Ids, Floats]:
     """Keys and scores [Q, size] of the first stage for queries of the side ``source``."""
-    vectors = index.proxy.vectors(queries, source)
+    vectors = index.proxy.vectors(queries, source, "query")
     ids, scores = index.vectors[target].search(vectors, size)
     if len(queries) == 1:  # drop items deleted from the index just now
         present = index.items[target].table.has(ids[0])

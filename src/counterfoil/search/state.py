@@ -17,8 +17,16 @@ from counterfoil.core.storage.reading import read_text
 from counterfoil.core.storage.segments import CHANGE_TASK, Ids, SegmentStore
 from counterfoil.models import Model
 from counterfoil.search.backends import VectorIndex, backends
-from counterfoil.search.first_stage import FirstStage, FirstStageProxy, Fit, ItemEncoder
-from counterfoil.search.items import Items, Side
+from counterfoil.search.fde import FixedEncoding
+from counterfoil.search.first_stage import (
+    FirstStage,
+    FirstStageProxy,
+    Fit,
+    ItemEncoder,
+    fragment_dim,
+)
+from counterfoil.search.items import BLOCK_ITEMS, Items, Side
+from counterfoil.search.vectors import Vectors
 
 KIND, MANIFEST = "search index", "index.json"
 SIDES: tuple[Side, ...] = get_args(Side)
@@ -44,7 +52,10 @@ class IndexState:
         header = self.store.header
         form: FirstStage = header["first_stage"]
         fit = Fit.load(folder / FIT) if form == "fitted" else None
-        self.proxy = FirstStageProxy(model, form, fit)
+        fde = None
+        if form == "fde":
+            fde = FixedEncoding.load(folder / FIT, fragment_dim(self.encoder))
+        self.proxy = FirstStageProxy(model, form, fit, fde)
         self.shortlist: int = header["shortlist"]
         options = {**header["backend_options"], **(backend_options or {})}
         self.vectors: dict[Side, VectorIndex] = {
@@ -71,15 +82,15 @@ class IndexState:
         """Apply a commit that was just made to the first stage of one side."""
         index = self.vectors[side]
         index.delete(removed)
-        start, step = 0, 256
-        while start < len(added):
-            keys = added[start : start + step]
-            vectors = self.proxy.vectors(self.items[side].encoded(keys), side)
-            index.add(keys, vectors)
-            start, step = (
-                start + step,
-                max(1, MAX_FLOATS_IN_MEMORY * len(keys) // vectors.rows.size),
-            )
+        done, parts, floats = 0, [], 0
+        for start in range(0, len(added), BLOCK_ITEMS):
+            keys = added[start : start + BLOCK_ITEMS]
+            parts.append(self.proxy.vectors(self.items[side].encoded(keys), side))
+            floats += parts[-1].rows.size
+            end = start + len(keys)
+            if floats >= MAX_FLOATS_IN_MEMORY or end == len(added):
+                index.add(added[done:end], Vectors.cat(parts))
+                done, parts, floats = end, [], 0
         self.write_generation(side)
 
     def reload_and_merge(self) -> None:

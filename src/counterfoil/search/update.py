@@ -19,7 +19,7 @@ from counterfoil.data.text.tokenizers import known_text
 from counterfoil.encoders import Encoded
 from counterfoil.models.model import Model
 from counterfoil.search.first_stage import ItemEncoder
-from counterfoil.search.items import BLOCK_ITEMS, Block, write_blocks
+from counterfoil.search.items import BLOCK_ITEMS, Block, stored_dtype, write_blocks
 from counterfoil.search.state import IndexState
 
 Existing = Literal["refuse", "skip", "update"]
@@ -178,7 +178,7 @@ class _Addition:
         replaced = {name for name in split.ids if name in names}
         old_images = _keys({names[name] for name in replaced})
         old_captions = _keys(set(_captions_of(index, replaced)))
-        dtype = index.store.header["dtype"]
+        dtype = stored_dtype(index.store.header["dtype"])
         last = self.first_key + len(split) + len(split.texts)
         changes = {
             "images": Change(old_images, lambda to: write_blocks(to, dtype, self.images())),

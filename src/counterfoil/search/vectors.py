@@ -46,6 +46,12 @@ class Vectors:
         rows = np.concatenate(arrays) if arrays else np.empty((0, 0), dtype=np.float32)
         return cls(rows, lengths)
 
+    @classmethod
+    def cat(cls, parts: Sequence[Vectors]) -> Vectors:
+        """The items of all parts."""
+        rows = np.concatenate([part.rows for part in parts])
+        return cls(rows, np.concatenate([part.lengths for part in parts]))
+
     def __len__(self) -> int:
         return len(self.lengths)
 
@@ -140,20 +146,11 @@ class TopK:
         return ids, scores
 
 
-def max_sim(queries: Vectors, rows: Tensor, lengths: NDArray[np.int64] | None) -> Tensor:
-    """MaxSim [Q, B] of queries with the items of a block; ``lengths`` is None for one vector each.
+def max_sim(sims: Tensor, queries: Vectors, lengths: NDArray[np.int64] | None) -> Tensor:
+    """MaxSim [Q, B] from inner products [vectors of the queries, vectors of the items].
 
-    ``rows`` [R, D] are in any precision; the sums are in float32.
+    ``lengths`` [B] are the numbers of vectors of the items; None: one each.
     """
-    query_rows = torch.from_numpy(np.ascontiguousarray(queries.rows))
-    sims = torch.empty(len(query_rows), len(rows))  # [vectors of the queries, R]
-    step = max(1, CACHE_FLOATS // rows.shape[1])
-    buffer = torch.empty(min(step, len(rows)), rows.shape[1])
-    for start in range(0, len(rows), step):
-        part = rows[start : start + step]
-        if part.dtype != torch.float32:
-            part = buffer[: len(part)].copy_(part)
-        torch.mm(query_rows, part.T, out=sims[:, start : start + step])
     if lengths is not None:
         starts = np.cumsum(lengths) - lengths
         sims = torch.from_numpy(np.maximum.reduceat(sims.numpy(), starts, axis=1))

@@ -31,7 +31,8 @@ class FaissIndex(ExactIndex):
 
     The vectors stay on disk as with "exact", so changes are crash-safe: the FAISS index can always
     be rebuilt from them. ``refine`` × k candidates are scored exactly. Up to ``tail`` rows added
-    since the last build are searched exactly, and so is an index smaller than ``least``.
+    since the last build are searched exactly, and so is an index smaller than ``least``. An
+    inverted file has ``lists`` lists, by default 4 √items; fewer are faster to build.
     """
 
     def __init__(
@@ -43,6 +44,7 @@ class FaissIndex(ExactIndex):
         ef_construction: int = 80,
         ef_search: int = 128,
         code_bytes: int = 32,
+        lists: int = 0,
         probes: int = 64,
         refine: int = 4,
         least: int = 20_000,
@@ -52,6 +54,7 @@ class FaissIndex(ExactIndex):
         super().__init__(folder)
         self.kind, self.links, self.ef_construction = kind, links, ef_construction
         self.ef_search, self.code_bytes, self.probes = ef_search, code_bytes, probes
+        self.lists = lists
         self.refine, self.tail = max(1, refine), tail
         self.least = max(CODES if kind == "ivfpq" else 1, least)
         self.graph: Any = None
@@ -68,6 +71,11 @@ class FaissIndex(ExactIndex):
                 "the faiss backend holds one vector per item; for MaxSim use the backend exact or "
                 "qdrant, or --first-stage pooled"
             )
+        if dtype == "binary":
+            raise DataError(
+                "the faiss backend has codes of its own; store its vectors with --dtype int8, or "
+                "use the backend exact for binary ones"
+            )
         _faiss()
         ExactIndex.create(folder, dim, multi, dtype, {})
         return cls(folder, **options)
@@ -83,11 +91,11 @@ class FaissIndex(ExactIndex):
         queries = checked(queries, self.dim, False)
         best = TopK(len(queries), k)
         for query, rows in enumerate(self._candidates(queries, k)):
-            row_scores = self.vectors_of(rows) @ queries.rows[query]
+            row_scores = self.vectors_of(rows).rows @ queries.rows[query]
             best.insert(query, self.table.ids[rows], row_scores)
         for segment in range(len(self.covered), len(self.table.mark.segments)):
-            for ids, tail_scores in self.scores(queries, segment):
-                best.update(ids, tail_scores)
+            for rows, tail_scores in self.scores(queries, segment):
+                best.update(self.table.ids[rows], tail_scores)
         ids, scores = best.result()
         if ids.shape[1] < min(k, len(self)) or (ids < 0).any():
             return super().search(queries, k)  # too few live candidates after many deletions
@@ -141,7 +149,7 @@ class FaissIndex(ExactIndex):
         step = 1 << 16
         for start in range(have, total, step):
             rows = np.arange(start, min(start + step, total))
-            self.graph.add(self.vectors_of(rows))
+            self.graph.add(self.vectors_of(rows).rows)
         self._save()
 
     def _create_graph(self, total: int) -> Any:
@@ -149,9 +157,10 @@ class FaissIndex(ExactIndex):
         if self.kind == "hnsw":
             graph = self.faiss.index_factory(self.dim, f"HNSW{self.links}_SQfp16", metric)
             graph.hnsw.efConstruction = self.ef_construction
-            graph.train(self.vectors_of(np.arange(1)))
+            graph.train(self.vectors_of(np.arange(1)).rows)
             return graph
-        lists = int(np.clip(4 * total**0.5, 1, max(1, total // PER_LIST)))
+        wanted = self.lists or 4 * total**0.5
+        lists = int(np.clip(wanted, 1, max(1, total // PER_LIST)))
         codes = max(m for m in range(1, self.dim + 1) if self.dim % m == 0 and m <= self.code_bytes)
         count = min(total, max(4 * CODES, lists * PER_LIST))
         sample = np.sort(np.random.default_rng(0).choice(total, count, replace=False))
@@ -159,7 +168,7 @@ class FaissIndex(ExactIndex):
         graph = self.faiss.index_factory(self.dim, f"IVF{lists},PQ{codes}np", metric)
         graph.cp.min_points_per_centroid = 1
         graph.pq.cp.min_points_per_centroid = 1
-        graph.train(self.vectors_of(sample))
+        graph.train(self.vectors_of(sample).rows)
         return graph
 
     def _save(self) -> None:

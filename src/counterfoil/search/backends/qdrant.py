@@ -32,6 +32,7 @@ TABLE = "create table points (id text primary key, point blob)"
 SCHEMA = [("index", "sqlite_autoindex_points_1", None), ("table", "points", TABLE)]
 
 NOTE, FOLDER, BATCH = "qdrant.json", "qdrant", 256
+QUANTIZED = ("int8", "binary")
 
 
 # The client stores each point as a pickle and unpickles it, so a forged index folder could run
@@ -133,22 +134,35 @@ class QdrantIndex:
 
     There is one collection per index, with its name stored in the folder. ``api_key`` is never
     stored. With ``exact``, a server compares every vector instead of using its graph; the embedded
-    form always does.
+    form always does. For int8 and binary vectors a server keeps codes in memory and half-precision
+    vectors on disk, from which it rescores ``refine`` × k candidates; the embedded form has the
+    latter only.
     """
 
     def __init__(
-        self, folder: Path, *, url: str = "", api_key: str = "", exact: bool = False
+        self,
+        folder: Path,
+        *,
+        url: str = "",
+        api_key: str = "",
+        exact: bool = False,
+        refine: int = 4,
     ) -> None:
         try:
             note = json.loads(read_text(folder / NOTE))
             self.dim, self.multi = int(note["dim"]), bool(note["multi"])
-            self.dtype, self.collection = str(note["dtype"]), str(note["collection"])
+            self.dtype, self.collection = _datatype(note["dtype"]), str(note["collection"])
+            quantized = note["dtype"] in QUANTIZED
         except FileNotFoundError:
             raise DataError(f"{folder}: not a Qdrant index (there is no {NOTE})") from None
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise DataError(f"{folder / NOTE}: damaged ({error})") from None
-        self.exact = exact
         self.models = _qdrant().models
+        self.parameters = self.models.SearchParams(exact=exact)
+        if quantized:  # a server scores again only on request
+            self.parameters.quantization = self.models.QuantizationSearchParams(
+                rescore=True, oversampling=float(max(1, refine))
+            )
         self.client = _connect(folder, url, api_key)
         try:
             there = self.client.collection_exists(self.collection)
@@ -176,8 +190,10 @@ class QdrantIndex:
                 vectors_config=models.VectorParams(
                     size=dim,
                     distance=models.Distance.DOT,
-                    datatype=models.Datatype(dtype),
+                    datatype=models.Datatype(_datatype(dtype)),
                     multivector_config=several if multi else None,
+                    quantization_config=_quantization(models, dtype),
+                    on_disk=dtype in QUANTIZED or None,
                 ),
             )
         except Exception as error:
@@ -239,7 +255,7 @@ class QdrantIndex:
             self.models.QueryRequest(
                 query=query.tolist() if self.multi else query[0].tolist(),
                 limit=k,
-                params=self.models.SearchParams(exact=self.exact),
+                params=self.parameters,
             )
             for query in queries
         ]
@@ -296,6 +312,21 @@ class QdrantIndex:
                 for name, item in zip(ids[part], vectors[part], strict=True)
             ]
             self.client.upsert(self.collection, points=points, wait=True)
+
+
+def _datatype(dtype: Any) -> str:
+    """The type of Qdrant's own vectors, beside which it keeps codes."""
+    return "float32" if dtype == "float32" else "float16"
+
+
+def _quantization(models: Any, dtype: str) -> Any:
+    if dtype == "int8":
+        kind = models.ScalarType.INT8
+        scalar = models.ScalarQuantizationConfig(type=kind, quantile=1.0, always_ram=True)
+        return models.ScalarQuantization(scalar=scalar)
+    if dtype == "binary":
+        return models.BinaryQuantization(binary=models.BinaryQuantizationConfig(always_ram=True))
+    return None
 
 
 def _batches(ids: Ids) -> Iterator[Ids]:
