@@ -50,10 +50,17 @@ def write_pins() -> None:
         sys.exit(f"uv could not resolve the requirements:\n{resolved.stderr}")
     blocks = re.split(r"\n(?=\S)", resolved.stdout.strip())
     kept = [block for block in blocks if not re.match(r"(nvidia|cuda)-", block)]
-    more = "".join(f" \\\n    --hash=sha256:{digest}" for digest in CPU_TORCH)
-    lines = [block + more if block.startswith("torch==") else block for block in kept]
+    lines = [_cpu_build(block) if block.startswith("torch==") else block for block in kept]
     PINS.write_text(HEADER + "\n".join(lines) + "\n", encoding="utf-8")
     print(f"{PINS.name}: {len(lines)} requirements, {sum(b.count('--hash') for b in lines)} hashes")
+
+
+def _cpu_build(block: str) -> str:
+    """The pin of torch for its CPU build: without "+cpu", pip prefers the file of the index."""
+    version = re.match(r"torch==([\w.]+)", block)
+    assert version is not None  # noqa: S101 - called for torch alone
+    hashes = "".join(f" \\\n    --hash=sha256:{digest}" for digest in CPU_TORCH)
+    return f"torch=={version[1]}+cpu{hashes}"
 
 
 def _program(name: str) -> str:

@@ -26,7 +26,7 @@ def pins() -> dict[str, set[str]]:
     """Pinned versions by name; a package may have one for each version of Python."""
     found: dict[str, set[str]] = {}
     for name, pinned in PIN.findall((ROOT / "requirements-ci.txt").read_text()):
-        found.setdefault(name, set()).add(pinned)
+        found.setdefault(name, set()).add(pinned.split("+")[0])  # without the build, as "+cpu"
     return found
 
 

@@ -36,7 +36,7 @@ from tests.hostile.corpus import MIB, Case, all_cases
 from tests.hostile.model_files import BASE
 from tests.models.pickling import file_of
 
-HANG_SECONDS = 30
+HANG_SECONDS = 120
 ADDRESS_SPACE = 6 * 2**30
 """Most memory that a case may map: above what is allowed, below what would harm the machine."""
 

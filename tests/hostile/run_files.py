@@ -184,7 +184,7 @@ index(
     "descriptions that are noise",
     "segments/images-*/about.bin",
     lambda path: _noise(path),
-    "damaged (not a description of an",
+    "damaged (not a description)",
 )
 case(
     "index",
