@@ -343,15 +343,9 @@ def load(service: Service, sizes: Sizes) -> dict[str, Any]:
 
     with probed(service) as health:
         asyncio.run(everything())
-    measured = health.summary()
-    half = len(health.memory) // 2  # a restart begins anew: growth is within each half
-    parts = [health.memory[half // 3 : half], health.memory[half + half // 3 :]]
-    thirds = [(part[: len(part) // 3], part[-(len(part) // 3) or -1 :]) for part in parts if part]
-    growth = [max(last) - max(first) for first, last in thirds if first and last]
-    measured["memory_growth_mib"] = max(growth, default=0.0)
     tries = f"{CLIENTS} clients, {sizes.load_seconds:.0f} s, "
     tries += f"one restart ({down[1] - 1 - down[0]:.0f} s)"
-    return {"tries": tries, **tally.summary(), **measured}
+    return {"tries": tries, **tally.summary(), **health.summary()}
 
 
 def runs(service: Service, sizes: Sizes) -> dict[str, Any]:

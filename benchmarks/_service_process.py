@@ -28,6 +28,9 @@ PROBE_SECONDS = 0.1
 HEALTH_MS = 100.0
 """Most milliseconds of a health check."""
 
+FEW_SAMPLES = 30
+"""Growth of memory is not told from fewer samples."""
+
 
 class Service:
     """`counterfoil serve` with some arguments; ``restart`` keeps the port."""
@@ -92,15 +95,42 @@ def serving(folder: Path, *arguments: str) -> Iterator[Service]:
 
 @dataclass
 class Health:
-    """What a probe measured: milliseconds of health checks and of the control, memory in MiB."""
+    """What a probe measured: milliseconds of health checks and of the control, memory in MiB.
+
+    ``ran`` and ``waited`` are the seconds for which the thread of the event loop had a core, and
+    for which it was ready but had none: on a busy machine, the latter explains late answers.
+    """
 
     health_ms: list[float] = field(default_factory=list)
     control_ms: list[float] = field(default_factory=list)
     memory: list[float] = field(default_factory=list)
+    ran: float = 0.0
+    waited: float = 0.0
     refused: int = 0
+    starts: list[int] = field(default_factory=lambda: [0])
+
+    def add(self, kind: str, value: float) -> None:
+        if kind == "refused":  # a restart: what follows is another process
+            self.refused += 1
+            self.starts.append(len(self.memory))
+        elif kind in ("ran", "waited"):
+            setattr(self, kind, value)
+        else:
+            getattr(self, kind).append(value)
+
+    @property
+    def memory_growth(self) -> float:
+        """From the first third to the last, at most, of the times between two restarts."""
+        ends = [*self.starts[1:], len(self.memory)]
+        parts = [self.memory[a:b] for a, b in zip(self.starts, ends, strict=True)]
+        growths = [
+            max(part[-(len(part) // 3) :]) - max(part[: len(part) // 3])
+            for part in parts
+            if len(part) >= FEW_SAMPLES
+        ]
+        return max(growths, default=0.0)
 
     def summary(self) -> dict[str, Any]:
-        third = max(1, len(self.memory) // 3)
         late = sum(value >= HEALTH_MS for value in self.health_ms)
         return {
             "health_checks": len(self.health_ms),
@@ -113,8 +143,9 @@ class Health:
             "control_max_ms": max(self.control_ms, default=0.0),
             "control_late": sum(value >= HEALTH_MS for value in self.control_ms),
             "memory_mib": [min(self.memory, default=0.0), max(self.memory, default=0.0)],
-            "memory_growth_mib": max(self.memory[-third:], default=0.0)
-            - max(self.memory[:third], default=0.0),
+            "memory_growth_mib": self.memory_growth,
+            "loop_ran_s": self.ran,
+            "loop_waited_s": self.waited,
         }
 
 
@@ -132,11 +163,7 @@ def probed(service: Service) -> Iterator[Health]:
         finally:
             probe.stdin.close()
             for line in probe.stdout:
-                kind, value = json.loads(line)
-                if kind == "refused":
-                    health.refused += 1
-                else:
-                    getattr(health, kind).append(value)
+                health.add(*json.loads(line))
 
 
 async def probe_until_closed(port: int, pid_file: Path) -> None:
@@ -149,6 +176,7 @@ async def probe_until_closed(port: int, pid_file: Path) -> None:
     ended = asyncio.create_task(asyncio.to_thread(sys.stdin.read))
     clients = {"health_ms": Client(port), "control_ms": Client(control_port)}
     lines: list[tuple[str, float]] = []
+    begun: tuple[str, float, float] | None = None
     print("begun", flush=True)
     while not ended.done():
         for kind, client in clients.items():
@@ -164,9 +192,14 @@ async def probe_until_closed(port: int, pid_file: Path) -> None:
             status = Path(f"/proc/{pid_file.read_text()}/status").read_text().splitlines()
             used = next(line for line in status if line.startswith("RssAnon"))
             lines.append(("memory", int(used.split()[1]) / 1024))
+            ran, waited, _ = Path(f"/proc/{pid_file.read_text()}/schedstat").read_text().split()
+            now = pid_file.read_text(), int(ran) / 1e9, int(waited) / 1e9
+            begun = begun if begun is not None and begun[0] == now[0] else now
         await asyncio.wait([ended], timeout=PROBE_SECONDS)
     control.terminate()
     await control.wait()
+    if begun is not None:
+        lines += [("ran", now[1] - begun[1]), ("waited", now[2] - begun[2])]
     print("\n".join(map(json.dumps, lines)))
 
 

@@ -132,7 +132,8 @@ def measure(service: Service, name: str, sizes: Sizes) -> dict[str, Any]:
 
 
 HEADS = ("part", "tries", "answers", "failures", "p50 ms", "p99 ms", "p99/p50", "memory growth MiB",
-         "health p50 / p99 / max ms", "control p99 / max ms", "late: health, control")  # fmt: skip
+         "health p50 / p99 / max ms", "control p99 / max ms", "late: health, control",
+         "event loop ran / waited s")  # fmt: skip
 
 
 def cells(row: dict[str, Any]) -> str:
@@ -150,6 +151,7 @@ def cells(row: dict[str, Any]) -> str:
         " / ".join(f"{row[key]:.0f}" for key in health),
         f"{row['control_p99_ms']:.0f} / {row['control_max_ms']:.0f}",
         f"{row['health_late']}, {row['control_late']} of {row['health_checks']}",
+        f"{row['loop_ran_s']:.0f} / {row['loop_waited_s']:.0f}",
     ]
     return "| " + " | ".join(map(str, values)) + " |"
 

@@ -37,17 +37,22 @@ def test_only_a_503_with_retry_after_is_deliberate(process) -> None:
 
 
 def test_growth_is_from_the_first_third_to_the_last(process) -> None:
-    health = process.Health([5.0, 120.0], [1.0, 2.0], [100.0, 130.0, 110.0, 120.0, 170.0, 150.0])
+    health = process.Health([5.0, 120.0], [1.0, 2.0])
+    for value in [100.0] * 10 + [130.0] * 10 + [110.0] * 10:
+        health.add("memory", value)
+    health.add("refused", 0.0)  # the next values are of another process
+    for value in [2.0, 150.0] * 10 + [190.0] * 11:
+        health.add("memory", value)
     found = health.summary()
     assert found["memory_growth_mib"] == 40.0
-    assert (found["health_late"], found["control_late"]) == (1, 0)
+    assert (found["health_late"], found["control_late"], found["health_refused"]) == (1, 0, 1)
 
 
 def test_mutated_files_differ_from_each_other_and_repeat_with_the_seed(parts) -> None:
     files = parts.seeds()
     made = [parts.mutated(files, random.Random(seed)) for seed in range(50)]
     assert len(set(made)) > 45
-    assert not set(made) & set(files)
+    assert len(set(made) & set(files)) < 5  # a cut beyond the end changes nothing
     assert made[7] == parts.mutated(files, random.Random(7))
 
 
