@@ -28,7 +28,8 @@ endef
 PYTEST := $(BIN)/python -m pytest
 unexport PYTHONDONTWRITEBYTECODE  # each process that a test starts would compile the package anew
 
-.PHONY: demo test test-all doctests docs links lint format typecheck bench clean help
+.PHONY: demo test test-all doctests docs links lint format typecheck bench clean help \
+        pinned pins sbom audit release-check
 
 help:            ## this list
 	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed 's/: .*## /\t/' | expand -t 14
@@ -70,6 +71,27 @@ ASKING := %/audit_scenes.py %/epoch.py %/evaluate_coco.py
 bench: $(VENV)/.dev      ## the programs of benchmarks/, with their default sizes
 	for program in $(filter-out $(ASKING),$(wildcard benchmarks/[a-z]*.py)); do \
 	  echo "== $$program"; $(BIN)/python $$program || exit 1; done
+
+# The supply chain: see SECURITY.md. Hashes cannot be checked for an editable install, so the
+# requirements come first, with hashes, and then the package alone, by the build backend that is
+# among them.
+pinned: $(BIN)/python    ## what CI installs: every file by its SHA-256
+	$(PIP) install --no-compile --require-hashes --no-deps -r requirements-ci.txt
+	$(PIP) install --no-compile --no-deps --no-build-isolation -e .
+	touch $(VENV)/.dev $(VENV)/.demo
+
+pins:                    ## write requirements-ci.txt anew (needs uv and the package index)
+	$(PYTHON) .ci/supply_chain.py pins
+
+sbom: $(VENV)/.dev       ## sbom.json: what is installed, in the format of CycloneDX
+	$(BIN)/python .ci/supply_chain.py sbom sbom.json
+
+audit: $(VENV)/.dev      ## bandit over src/, known vulnerabilities of what CI installs (needs a network)
+	$(BIN)/python -m bandit --quiet --recursive --configfile pyproject.toml src
+	$(BIN)/python -m pip_audit --require-hashes --disable-pip --requirement requirements-ci.txt
+
+release-check: $(VENV)/.dev  ## build the release twice and compare SHA-256 (needs hatchling)
+	$(BIN)/python .ci/supply_chain.py release-check
 
 clean:           ## remove the virtual environment and caches
 	rm -rf $(VENV) .mypy_cache .ruff_cache .hypothesis

@@ -11,12 +11,14 @@ from typing import Any, Generic, TypeVar
 
 from counterfoil.app.problems import Problem
 from counterfoil.core.config import RunConfig, load_config
-from counterfoil.core.errors import CounterfoilError
+from counterfoil.core.errors import CounterfoilError, DataError
 from counterfoil.core.storage.locks import LOCK, Holder
+from counterfoil.core.storage.reading import MIB, read_text
 from counterfoil.training.logs import read_metrics
 from counterfoil.training.plots import plots_of, thin
 
 MAX_POINTS = 300
+RESULTS_BYTES = 16 * MIB
 T = TypeVar("T")
 
 
@@ -58,29 +60,12 @@ class Runs:
         if folder is None:
             raise Problem(404, "no such run; see /api/runs")
         config = self._configs.get(folder / "config.yaml")
-        records = read_metrics(folder / "metrics.jsonl")
         split = config.evaluation.split if config is not None else "dev"
-        plots = [
-            {
-                "name": key,
-                "title": plot.title,
-                "x": plot.x_label,
-                "y": plot.y_label,
-                "series": [
-                    {"name": label, "points": _finite(thin(points, MAX_POINTS))}
-                    for label, points in plot.series.items()
-                ],
-            }
-            for key, plot in plots_of(records, split).items()
-        ]
-        warnings = [r["text"] for r in records if r.get("kind") == "warning"][:20]
         return {
             **self._summary(name, folder),
             "results": self._results.get(folder / "results.json"),
             "config": config.to_yaml() if config is not None else "",
-            "plots": plots,
-            "warnings": warnings,
-            "epochs_done": _epochs_done(records),
+            **_curves(folder, split),
             "epochs": config.train.epochs if config is not None else None,
         }
 
@@ -123,6 +108,30 @@ def free_name(name: str, taken: Iterable[str]) -> str:
     return free
 
 
+def _curves(folder: Path, split: str) -> dict[str, Any]:
+    """What `metrics.jsonl` has; a file that no run writes is a warning, not a failed request."""
+    try:
+        records = read_metrics(folder / "metrics.jsonl")
+        plots = [
+            {
+                "name": key,
+                "title": plot.title,
+                "x": plot.x_label,
+                "y": plot.y_label,
+                "series": [
+                    {"name": label, "points": _finite(thin(points, MAX_POINTS))}
+                    for label, points in plot.series.items()
+                ],
+            }
+            for key, plot in plots_of(records, split).items()
+        ]
+        warnings = [str(r["text"]) for r in records if r.get("kind") == "warning"][:20]
+        return {"plots": plots, "warnings": warnings, "epochs_done": _epochs_done(records)}
+    except (DataError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
+        text = "metrics.jsonl cannot be read, or has records that no run writes: no curves"
+        return {"plots": [], "warnings": [text], "epochs_done": 0}
+
+
 def _epochs_done(records: Sequence[dict[str, Any]]) -> int:
     done = (record for record in reversed(records) if record.get("kind") == "epoch")
     return int(next(done, {"epoch": 0})["epoch"])
@@ -147,8 +156,8 @@ def _config(path: Path) -> RunConfig | None:
 def _json(path: Path) -> dict[str, Any]:
     """A JSON object, empty if there is no file yet; NaN becomes null, as JSON has no NaN."""
     try:
-        tree = json.loads(path.read_text(encoding="utf-8"), parse_constant=lambda _: None)
-    except (OSError, ValueError):
+        tree = json.loads(read_text(path, RESULTS_BYTES), parse_constant=lambda _: None)
+    except (OSError, ValueError, RecursionError):
         return {}
     return tree if isinstance(tree, dict) else {}
 

@@ -8,20 +8,21 @@ their own learning rate. ``loading_notes`` are messages for the user about the l
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from counterfoil.core.errors import CheckpointError, MissingExtraError
+from counterfoil.core.errors import MissingExtraError
 from counterfoil.data.batches.collate import TextBatch
 from counterfoil.data.text.tokenizers import HuggingFaceText, TextProcessor
 from counterfoil.encoders.encoded import Encoded
 from counterfoil.encoders.layers import JointSpace, xavier_linear
 from counterfoil.encoders.pooling import Pooling
 from counterfoil.encoders.texts import text_encoders
+from counterfoil.features.pretrained import refusals
 
 
 def pretrained_names(module: nn.Module) -> frozenset[str]:
@@ -95,16 +96,10 @@ def load_language_config(name: str) -> Any:
         return AutoConfig.from_pretrained(name)
 
 
-@contextmanager
-def language_model_refusals(name: str) -> Iterator[None]:
+def language_model_refusals(name: str) -> AbstractContextManager[None]:
     """Turn what `transformers` raises for a model that it cannot load into `CheckpointError`."""
-    try:
-        yield
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
-        raise CheckpointError(
-            f"no language model could be loaded from '{name}': {error} (set pretrained to a local "
-            "folder or to a name on the hub)"
-        ) from None
+    advice = "set pretrained to a local folder or to a name on the hub"
+    return refusals(name, "language model", advice)
 
 
 class LanguageModel(nn.Module):

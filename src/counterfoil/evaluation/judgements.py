@@ -92,6 +92,10 @@ def read_judgements(path: Path) -> tuple[Kind, list[Judgement]]:
         lines = read_text(path).splitlines()
     except UnicodeDecodeError:
         raise DataError(f"{path}: not a text file") from None
+    except FileNotFoundError:
+        raise DataError(f"{path}: no such file of judgements") from None
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror})") from None
     judgements: list[Judgement] = []
     kinds: set[Kind] = set()
     for number, line in enumerate(lines, 1):

@@ -9,14 +9,23 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import TYPE_CHECKING, Any, Literal
 
-from counterfoil.core.errors import CheckpointError, ConfigError, MissingExtraError
+from counterfoil.core.errors import (
+    CheckpointError,
+    ConfigError,
+    CounterfoilError,
+    MissingExtraError,
+)
 from counterfoil.core.storage.reading import read_text
 from counterfoil.features.views import Preprocessing, read_preprocessing
 
 if TYPE_CHECKING:
     import torch
+
+MAX_REASON = 400
+"""Most characters of an error of `transformers` that are quoted."""
 
 
 def is_detector(config: Any) -> bool:
@@ -90,25 +99,33 @@ def _find(name: str, file: str) -> Path | None:
 
 
 @contextmanager
-def _refusals(name: str, kind: str, advice: str) -> Iterator[None]:
+def refusals(name: str, kind: str, advice: str) -> Iterator[None]:
     """Turn whatever keeps a model from being loaded into a `CheckpointError` with advice."""
     try:
         yield
+    except CounterfoilError:
+        raise
     except ImportError as error:
         raise CheckpointError(f"'{name}' needs a package that is missing: {error}") from None
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
+    except UnpicklingError:  # its own message advises to load the file all the same
         raise CheckpointError(
-            f"no {kind} could be loaded from '{name}': {error} ({advice})"
+            f"no {kind} could be loaded from '{name}': its weights are a pickle of more than "
+            "tensors, which could run code (nothing was run); name a model with safetensors"
+        ) from None
+    except Exception as error:  # `transformers` raises any class for a damaged folder
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise CheckpointError(
+            f"no {kind} could be loaded from '{name}': {reason[:MAX_REASON]} ({advice})"
         ) from None
 
 
 def _vision_refusals(name: str) -> AbstractContextManager[None]:
-    return _refusals(name, "vision model", "option model: a local folder, or a name on the hub")
+    return refusals(name, "vision model", "option model: a local folder, or a name on the hub")
 
 
 def dual_refusals(name: str) -> AbstractContextManager[None]:
     advice = "set model.image.pretrained to the path of a local folder, or to a name on the hub"
-    return _refusals(name, "dual encoder", advice)
+    return refusals(name, "dual encoder", advice)
 
 
 @contextmanager

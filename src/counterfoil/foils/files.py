@@ -80,6 +80,13 @@ def read_foils(path: Path) -> Iterator[StoredFoil]:
         raise DataError(f"{path}: cannot be read ({error.strerror})") from None
 
 
+def _refuse_surrogates(text: str, where: str) -> None:
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        raise DataError(f"{where}: has half a character (a lone surrogate); save it anew") from None
+
+
 def _parsed(line: bytes, where: str) -> StoredFoil:
     try:
         record = json.loads(line)
@@ -96,6 +103,8 @@ def _parsed(line: bytes, where: str) -> StoredFoil:
         raise DataError(f"{where}: 'caption' counts from 0, got {caption}")
     if not foil.strip():
         raise DataError(f"{where}: the foil is empty")
+    if not (image + foil + str(caption)).isprintable():
+        _refuse_surrogates(image + foil + str(caption), where)
     kind, score = str(record.get("kind", "")), record.get("score")
     try:
         positions = tuple(int(index) for index in record.get("positions", ()))

@@ -32,7 +32,7 @@ from counterfoil.data.text.tokenizers import HuggingFaceText, load_text_processo
 from counterfoil.encoders.bert import BertEncoder
 from counterfoil.encoders.dual import DualImageEncoder, DualTextEncoder
 from counterfoil.features.pixels import Pixels
-from counterfoil.features.pretrained import dual_config
+from counterfoil.features.pretrained import dual_config, dual_refusals
 from counterfoil.matchers.ensemble import EnsembleEncoder, EnsembleMatcher
 from counterfoil.models.catalogue import ModelSpec
 from counterfoil.models.correction_rule import CorrectionRule
@@ -303,22 +303,23 @@ def _portable(path: Path) -> bytes:
 
 def is_transformers_folder(folder: Path) -> bool:
     """Whether a folder was written by `transformers`, not by `save_pretrained`."""
-    return (folder / MODEL_CONFIG).is_file() and not (folder / SUMS).is_file()
+    return (folder / MODEL_CONFIG).is_file() and not os.path.lexists(folder / SUMS)
 
 
 def load_zero_shot(name: str) -> Model:
     """A pretrained dual encoder of `transformers` (CLIP, SigLIP) with cosine scores."""
     config = dual_config(name)
     clip = config.model_type == "clip"
-    width = config.projection_dim if clip else config.vision_config.hidden_size
     half = {"name": "dual", "pretrained": name}
-    spec = ModelSpec(
-        name=config.model_type,
-        embed_size=int(width),
-        image=half,
-        text=half,
-        matcher={"name": "cosine"},
-    )
+    with dual_refusals(name):
+        width = config.projection_dim if clip else config.vision_config.hidden_size
+        spec = ModelSpec(
+            name=config.model_type,
+            embed_size=int(width),
+            image=half,
+            text=half,
+            matcher={"name": "cosine"},
+        )
     pixels = Pixels(model=name)
     text = HuggingFaceText.from_pretrained(name)
     return Model(spec, pixels.dim, text, fragments_from=pixels.description()).eval()

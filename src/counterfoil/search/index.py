@@ -26,7 +26,7 @@ from counterfoil.core.errors import CheckpointError
 from counterfoil.core.progress import Progress, Silent
 from counterfoil.core.storage.atomic import replacing
 from counterfoil.core.storage.locks import locked_folder
-from counterfoil.core.storage.segments import CHANGE_TASK, SegmentStore
+from counterfoil.core.storage.segments import CHANGE_TASK
 from counterfoil.core.tensors.device import choose_device
 from counterfoil.data.images import as_image, open_image
 from counterfoil.data.pairs import Pairs, Split
@@ -36,7 +36,7 @@ from counterfoil.search.build import Settings, create_folder
 from counterfoil.search.first_stage import FirstStageOption
 from counterfoil.search.items import Side
 from counterfoil.search.query import Recall, Request, Results, measure_recall, search
-from counterfoil.search.state import FIRST, KIND, MANIFEST, SIDES, IndexState
+from counterfoil.search.state import FIRST, MANIFEST, SIDES, IndexState, open_store
 from counterfoil.search.update import Added, Existing, add_splits, remove_items
 
 SHORTLIST = 200
@@ -99,7 +99,7 @@ class SearchIndex(IndexState):
     ) -> SearchIndex:
         """Open an index with its own model, or with the same model if already loaded."""
         folder = Path(folder)
-        header = SegmentStore(folder, KIND, MANIFEST).header
+        header = open_store(folder).header
         wanted = header["model"]["sha256"]
         _check_model(folder / "model", wanted)
         first = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -87,8 +88,20 @@ class Items:
                 begin = int(ends[row - 1]) if row else 0
                 text = np.empty(int(ends[row]) - begin, dtype=np.uint8)
                 read_into(text, file.fd, begin)
-                records[index] = json.loads(text.tobytes())
+                records[index] = self._parsed(text.tobytes(), segment)
         return records
+
+    def _parsed(self, text: bytes, segment: int) -> dict[str, Any]:
+        try:
+            record = json.loads(text)
+        except (ValueError, RecursionError):
+            record = None
+        if not isinstance(record, dict) or not isinstance(record.get("id"), str):
+            path = self.store.segment(self.table.mark.segments[segment].name) / ABOUT
+            raise DataError(
+                f"{path}: damaged (not a description); build the index again"
+            )
+        return record
 
     def rewritten(self, first: int) -> Change:
         """The change that writes the live items of all segments from one on as one segment."""
@@ -104,12 +117,16 @@ class Items:
     def _reader(self, number: int) -> _Reader:
         mark = self.table.mark.segments[number]
         folder = self.store.segment(mark.name)
-        extent = Extent.model_validate(mark.notes["extent"])
-        return _Reader(
-            EncodedReader(folder, self.dtype, extent),
-            np.fromfile(folder / ENDS, dtype="<i8"),
-            Descriptor(folder / ABOUT),
-        )
+        try:
+            extent = Extent.model_validate(mark.notes["extent"])
+        except (KeyError, ValueError):
+            raise DataError(f"{folder}: damaged (no valid extent); build the index again") from None
+        ends = np.fromfile(folder / ENDS, dtype="<i8")
+        about = Descriptor(folder / ABOUT)
+        size = os.fstat(about.fd).st_size
+        if len(ends) != mark.items or (np.diff(ends, prepend=0, append=size) < 0).any():
+            raise DataError(f"{folder / ENDS}: damaged; restore it, or build the index again")
+        return _Reader(EncodedReader(folder, self.dtype, extent), ends, about)
 
 
 def stored_dtype(dtype: str) -> str:

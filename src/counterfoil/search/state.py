@@ -6,9 +6,10 @@ import json
 import os
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from counterfoil.core.errors import BusyError, DataError
 from counterfoil.core.storage.atomic import write_atomically
@@ -36,6 +37,42 @@ MAX_FLOATS_IN_MEMORY = 1 << 26
 """Numbers of first-stage vectors in memory while a backend is synced."""
 
 
+class Header(BaseModel):
+    """The settings in the manifest of an index, which may have been damaged or forged."""
+
+    model_config = ConfigDict(strict=True)
+
+    model: dict[str, str]
+    backend: str
+    backend_options: dict[str, Any]
+    first_stage: FirstStage
+    dtype: Literal["float16", "float32"]
+    shortlist: int = Field(ge=1)
+    next_key: int = Field(ge=0)
+    first_model: dict[str, str] = Field(default_factory=dict)
+
+
+def open_store(folder: Path) -> SegmentStore:
+    """The segments of an index, with a header that is complete."""
+    store = SegmentStore(folder, KIND, MANIFEST)
+    path = folder / MANIFEST
+    try:
+        header = Header.model_validate(store.header)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise DataError(f"{path}: damaged ({where}: {first['msg']}); build it again") from None
+    models = [header.model, header.first_model] if "first_model" in store.header else [header.model]
+    if any("sha256" not in model for model in models):
+        raise DataError(f"{path}: damaged (a model without its sha256); build it again")
+    if header.backend not in backends:
+        known = ", ".join(backends)
+        raise DataError(f"{path}: unknown search backend '{header.backend}' (known: {known})")
+    if missing := set(SIDES) - set(store.tables):
+        raise DataError(f"{path}: damaged (no table of {missing.pop()}); build it again")
+    return store
+
+
 class IndexState:
     """The shared state of all operations on an index; users open a `SearchIndex`."""
 
@@ -48,7 +85,7 @@ class IndexState:
     ) -> None:
         self.folder, self.model = folder, model
         self.encoder = ItemEncoder(model, first)
-        self.store = SegmentStore(folder, KIND, MANIFEST)
+        self.store = open_store(folder)
         header = self.store.header
         form: FirstStage = header["first_stage"]
         fit = Fit.load(folder / FIT) if form == "fitted" else None

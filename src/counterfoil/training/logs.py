@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from counterfoil.core.distributed import rank
-from counterfoil.core.errors import MissingExtraError
+from counterfoil.core.errors import DataError, MissingExtraError
+from counterfoil.core.storage.reading import JSON_BYTES, open_regular, read_lines
 from counterfoil.training.checkpoint import Position
 
 
@@ -38,15 +39,21 @@ class MetricsLog:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Records of a run, without a last line that a kill truncated."""
+    """Records of a run, up to a line that is not a record, such as one that a kill truncated."""
     records: list[dict[str, Any]] = []
-    if not path.is_file():
-        return records
-    for line in path.read_text(encoding="utf-8").splitlines():
-        try:
-            records.append(json.loads(line))
-        except json.JSONDecodeError:
-            break
+    try:
+        with open_regular(path, JSON_BYTES) as file:
+            for line in read_lines(file, path):
+                record = json.loads(line)
+                if not isinstance(record, dict):
+                    break
+                records.append(record)
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror})") from None
+    except (ValueError, RecursionError):  # not JSON, or not UTF-8
+        pass
     return records
 
 

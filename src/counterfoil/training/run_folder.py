@@ -149,8 +149,8 @@ def write_config(folder: Path, config: RunConfig) -> None:
 
 def is_finished(folder: Path) -> bool:
     try:
-        return bool(json.loads((folder / "results.json").read_text(encoding="utf-8")))
-    except (OSError, json.JSONDecodeError):
+        return bool(json.loads(read_text(folder / "results.json")))
+    except (OSError, ValueError, RecursionError):
         return False
 
 

@@ -21,6 +21,9 @@ from counterfoil.core.errors import DataError
 from counterfoil.core.storage.reading import open_descriptor, open_regular
 
 MAX_AXES = 32
+MAX_HEADER_BYTES = 10_000
+"""Longest header that is read; numpy's own limit."""
+
 MAX_BYTES = 2**62
 """Largest size of an array; numpy's own sizes are 64-bit."""
 
@@ -151,6 +154,7 @@ def parse_header(file: BinaryIO, name: str) -> tuple[tuple[int, ...], np.dtype[A
     """Shape, dtype and offset of the data of a `.npy` stream of plain numbers in C order."""
     try:
         version = npy.read_magic(file)
+        _check_header_length(file, version)
         reader = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
         shape, fortran, dtype = reader(file)
     except OSError:
@@ -169,6 +173,17 @@ def parse_header(file: BinaryIO, name: str) -> tuple[tuple[int, ...], np.dtype[A
         raise ArrayError(f"{name}: holds a single number, expected rows", "wrong-shape")
     check_shape(shape, dtype, name)
     return shape, dtype, file.tell()
+
+
+def _check_header_length(file: BinaryIO, version: tuple[int, int]) -> None:
+    """Refuse an unknown version, and a header of gigabytes before memory is taken for it."""
+    if version not in ((1, 0), (2, 0), (3, 0)):
+        raise ValueError(f"version {version[0]}.{version[1]}, expected 1.0, 2.0 or 3.0")
+    start, width = file.tell(), 2 if version == (1, 0) else 4
+    length = int.from_bytes(file.read(width), "little")
+    if length > MAX_HEADER_BYTES:
+        raise ValueError(f"a header of {length:,} bytes, at most {MAX_HEADER_BYTES:,} are read")
+    file.seek(start)
 
 
 def check_shape(shape: tuple[int, ...], dtype: np.dtype[Any], name: str) -> None:

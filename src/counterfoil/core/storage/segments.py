@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,12 +36,18 @@ SEGMENTS, COMMIT = "segments", ".commit.lock"
 CHANGE_TASK = "changing this index"
 
 
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]*$", max_length=200)]
+"""Name of a file or folder of a store; a manifest cannot lead out of its folder."""
+
+Count = Annotated[int, Field(ge=0, lt=1 << 62)]
+
+
 class FileMark(BaseModel):
     """Size and checksum of an immutable file."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    bytes: int
+    bytes: Count
     crc32: int
 
     @classmethod
@@ -58,9 +64,9 @@ class SegmentMark(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    name: str
-    items: int
-    files: dict[str, FileMark]
+    name: Name
+    items: Count
+    files: dict[Name, FileMark]
     notes: dict[str, Any] = Field(default_factory=dict)
 
 
@@ -70,7 +76,7 @@ class TableMark(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     segments: tuple[SegmentMark, ...] = ()
-    dead: str | None = None
+    dead: Name | None = None
     dead_mark: FileMark | None = None
 
 
@@ -81,7 +87,7 @@ class Manifest(BaseModel):
 
     kind: str
     format: int = FORMAT
-    generation: int = 0
+    generation: Count = 0
     header: dict[str, Any] = Field(default_factory=dict)
     tables: dict[str, TableMark] = Field(default_factory=dict)
 
@@ -231,6 +237,8 @@ class SegmentStore:
 
     def __init__(self, folder: Path, kind: str, manifest: str = "manifest.json") -> None:
         self.folder, self.kind, self.path = folder, kind, folder / manifest
+        if (folder / SEGMENTS).is_symlink():  # a commit deletes what it does not know there
+            raise DataError(f"{folder / SEGMENTS}: a link, expected a folder of this {kind}")
         self.reload()
 
     @classmethod

@@ -83,7 +83,9 @@ def _walk(path: Archive, file: BinaryIO, total: int, log: ProblemLog) -> Iterato
                 if start + (member.size if member.isreg() else 0) > total:
                     log.fatal("truncated-tar", path, f"ends inside {member.name}")
                     return
-                if member.isreg() and not member.issparse():
+                if not (member.isreg() or member.isdir()) or member.issparse():
+                    log.skip("not-a-file", path, f"{member.name}: a link, a device or sparse")
+                elif member.isreg():
                     yield TarMember(path, member.name, start, member.size)
     except (tarfile.TarError, ValueError, OverflowError, RecursionError) as error:
         log.fatal("truncated-tar", path, f"not a whole tar archive ({error})")

@@ -188,6 +188,8 @@ def _delimited(
                 continue
             if header is None:
                 header = [name.strip() for name in fields]
+                if twice := [name for name in header if name and header.count(name) > 1][:1]:
+                    log.fatal("bad-row", f"{path}:1", f"names the column '{twice[0]}' twice")
             elif fields and len(fields) != len(header):
                 log.fatal(
                     "bad-row",

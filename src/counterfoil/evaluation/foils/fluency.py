@@ -13,13 +13,14 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from counterfoil.core.errors import ConfigError, MissingExtraError
+from counterfoil.core.errors import CheckpointError, ConfigError, MissingExtraError
 from counterfoil.core.progress import Progress, Silent
 from counterfoil.data.batches.collate import TextBatch
 from counterfoil.data.pairs import Split
 from counterfoil.encoders import Encoded
 from counterfoil.evaluation.foils.scores import blocks, encode_sentences
 from counterfoil.evaluation.foils.sets import FoilPair
+from counterfoil.features.pretrained import refusals
 from counterfoil.foils.generation import MaskTokens
 from counterfoil.models.foil_generator import CrossReader, cross_encoder_of
 from counterfoil.models.model import Model
@@ -114,12 +115,15 @@ def _load(folder: str) -> tuple[bool, Any, Any]:
     except ImportError:
         raise MissingExtraError("transformers", "hf", "a language model") from None
     try:
-        config = transformers.AutoConfig.from_pretrained(folder)
-        tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-        masked = any("MaskedLM" in name for name in config.architectures or ())
-        kind = transformers.AutoModelForMaskedLM if masked else transformers.AutoModelForCausalLM
-        return masked, kind.from_pretrained(folder), tokenizer
-    except (OSError, ValueError) as error:
+        with refusals(folder, "language model", "name a local folder"):
+            config = transformers.AutoConfig.from_pretrained(folder)
+            tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+            masked = any("MaskedLM" in name for name in config.architectures or ())
+            auto = (
+                transformers.AutoModelForMaskedLM if masked else transformers.AutoModelForCausalLM
+            )
+            return masked, auto.from_pretrained(folder), tokenizer
+    except CheckpointError as error:
         raise ConfigError(
             f"{folder}: not a causal or masked language model of transformers ({error})"
         ) from None

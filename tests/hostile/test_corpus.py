@@ -1,0 +1,53 @@
+"""Every hostile file ends in the error that it should, soon and within its memory."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+
+import pytest
+
+from tests.hostile.corpus import all_cases
+
+LEAST_CASES = 200
+SECONDS = 2.0
+"""Most seconds of CPU: a wall clock would measure how busy the machine is. A case that waits is
+ended by an alarm, and fails by its error."""
+
+MEMORY_MIB = 500.0
+CASES = {case.name: case for case in all_cases()}
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory) -> dict[str, dict]:
+    """What each case ended in: one child for all, since torch is slow to load."""
+    folder = tmp_path_factory.mktemp("hostile")
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.hostile.child", str(folder)],
+        capture_output=True,
+        text=True,
+        timeout=900,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    found = {one["name"]: one for one in map(json.loads, done.stdout.splitlines())}
+    missing = [name for name in CASES if name not in found]
+    assert not missing, f"the child ended with {done.returncode} at {missing[0]}: {done.stderr}"
+    doors = Counter(case.door for case in CASES.values())
+    print(f"{len(found)} hostile files:", ", ".join(f"{n} {door}" for door, n in doors.items()))
+    return found
+
+
+def test_the_corpus_is_large_and_its_names_are_unique() -> None:
+    assert len(CASES) == len(all_cases()) >= LEAST_CASES
+    assert all(case.error and case.phrase for case in CASES.values())
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_hostile_file_ends_in_its_error(outcomes, name) -> None:
+    case, outcome = CASES[name], outcomes[name]
+    assert (outcome["error"], case.phrase in outcome["message"]) == (case.error, True), outcome
+    assert outcome["seconds"] < SECONDS, outcome
+    assert outcome["mib"] < MEMORY_MIB, outcome
