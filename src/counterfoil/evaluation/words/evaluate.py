@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -20,10 +21,8 @@ from counterfoil.evaluation.words.cases import KINDS, FoilCase, Foils, make_foil
 from counterfoil.evaluation.words.effects import WordScores, average_words, measure_words
 from counterfoil.foils import DEFAULT_KINDS
 from counterfoil.foils.rules import Foil
-from counterfoil.matchers.fragment_matcher import FragmentMatcher
-from counterfoil.models.match import METHODS, Method
+from counterfoil.models.match import METHODS, UNSIGNED, Method
 from counterfoil.models.model import Model
-from counterfoil.models.store import first_member
 
 CHUNK_CELLS = 4_000_000
 CHOICE_CAPTIONS = 200
@@ -279,25 +278,26 @@ def _share(part: Values, whole: Values) -> Values:
 
 
 def choose_word_method(model: Model, dev: Split, seed: int = 0) -> Method | None:
-    """The method whose effects find the exchanged words of a split better, by word AUC.
+    """The method whose effects find the exchanged words of a split best, by word AUC.
 
-    None if the matcher has no parts per word, or if the split has no words to exchange.
+    None if there is no choice: no words to exchange, or a model with one method only. Attention
+    rollout is no candidate, because it does not say whether a word speaks for or against a match.
     """
-    if not isinstance(first_member(model.matcher), FragmentMatcher):
-        return None
     try:
         if has_truth(dev):
             made = make_foils(dev, 1, CHOICE_CAPTIONS, seed)
         else:
             made = rule_cases(dev, most=CHOICE_CAPTIONS, seed=seed)
-        aucs = {
-            one: _word_auc(measure_words(model, dev, made.cases, method=one)) for one in METHODS
-        }
-    except (ConfigError, DataError):  # a slow tokenizer, captions no rule knows, effects of NaN
+    except (ConfigError, DataError):  # captions that no rule knows
         return None
-    if not np.isfinite(list(aucs.values())).all():
-        return None
-    return "parts" if aucs["parts"] >= aucs["leave-one-out"] else "leave-one-out"
+    aucs: dict[Method, float] = {}
+    for method in METHODS:
+        if method in UNSIGNED:
+            continue
+        with suppress(ConfigError, DataError):  # the model has no such method; effects of NaN
+            aucs[method] = _word_auc(measure_words(model, dev, made.cases, method=method))
+    finite = {method: auc for method, auc in aucs.items() if np.isfinite(auc)}
+    return max(finite, key=finite.__getitem__) if len(finite) > 1 else None
 
 
 def _word_auc(scores: WordScores) -> float:
