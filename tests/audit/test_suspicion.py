@@ -9,9 +9,7 @@ from hypothesis import strategies as st
 
 from counterfoil.audit.suspicion import (
     MIN_NAMED_EVIDENCE,
-    CaptionWord,
     Scale,
-    UsualEffects,
     combine,
     evidence,
 )
@@ -58,23 +56,3 @@ def test_more_evidence_never_makes_a_caption_less_suspicious(signs) -> None:
     assert (whole <= 1).all()
     assert (combine(np.minimum(signs + 0.1, 1)) >= whole - 1e-12).all()
     assert (signs.max(1)[whole >= 0.5] >= MIN_NAMED_EVIDENCE).all()
-
-
-def spoken(**effects: float) -> list[CaptionWord]:
-    return [CaptionWord(word, (0, 1), effect) for word, effect in effects.items()]
-
-
-def test_a_word_is_held_against_what_it_usually_does() -> None:
-    usual = UsualEffects([spoken(a=0.0, dog=0.5)] * 200 + [spoken(a=0.0, dog=0.0)])
-    assert usual.of("Dog") == pytest.approx(0.5, abs=0.02)
-    assert usual.of("a") == pytest.approx(0.0, abs=0.02)
-    assert usual.worst(spoken(a=0.0, dog=0.5)) < 0.05
-    assert usual.worst(spoken(a=0.0, dog=0.0)) == pytest.approx(0.5, abs=0.05)
-
-
-def test_a_rare_word_is_taken_for_an_ordinary_one() -> None:
-    usual = UsualEffects([spoken(a=0.2, dog=0.2)] * 100 + [spoken(yak=-1.0)])
-    assert usual.of("unicorn") == usual.overall == 0.2
-    assert -0.1 < usual.of("yak") < 0.2
-    assert usual.worst([]) == 0.0
-    assert UsualEffects([]).of("dog") == 0.0

@@ -9,18 +9,22 @@ suspicious captions is meaningful.
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from counterfoil.core.progress import Progress, Silent
+from counterfoil.core.tensors.modes import eval_mode
+from counterfoil.data.batches.collate import pad_fragments
 from counterfoil.data.pairs import Split
+from counterfoil.data.text.tokenizers import KnownText, require_known
 from counterfoil.data.text.words import caption_words
-from counterfoil.models.explain import explain
+from counterfoil.models.match import Method
 from counterfoil.models.model import Model
+from counterfoil.models.word_effects import default_method, word_effects
 
 Values = NDArray[np.float64]
 
@@ -38,8 +42,8 @@ SIGNS = ("low-score", "other-image", "wrong-words")
 TO_NORMAL = 1.4826
 """Standard deviation of a normal distribution in median absolute deviations."""
 
-SHRINKAGE_COUNT = 5.0
-"""Weight, in uses of a word, of the overall median in a word's usual effect."""
+EFFECT_BATCH = 32
+"""Captions whose words are measured together."""
 
 
 @dataclass(frozen=True)
@@ -98,60 +102,46 @@ class WordEffects:
     method: str
 
 
+@torch.inference_mode()
 def measure_effects(
     model: Model, split: Split, captions: Sequence[int], progress: Progress | None = None
 ) -> WordEffects:
     """Effects of the words of captions on the score with their own image.
 
-    They are the matcher's own parts if it has any, else come from leaving out one word at a time.
+    They are measured by the method that `explain` uses for this model.
     """
     table = split.require_fragments()
     progress = progress or Silent()
     effects: dict[int, list[CaptionWord]] = {}
-    method = ""
-    for caption in progress.track(captions, f"word effects ({split.name})", len(captions)):
-        text = split.texts[caption]
-        if not caption_words(text):
-            effects[caption] = []
-            continue
-        match = explain(model, table.read(int(split.image_of[caption])), text)
-        method = match.method
-        effects[caption] = [
-            CaptionWord(each.word, each.span, each.effect, each.known)
-            for each in match.words
-            if each.span is not None and not each.is_punctuation
-        ]
-    return WordEffects(effects, method)
+    method: Method | None = None
+    with eval_mode(model):
+        starts = range(0, len(captions), EFFECT_BATCH)
+        for start in progress.track(starts, f"word effects ({split.name})", len(starts)):
+            some = captions[start : start + EFFECT_BATCH]
+            effects |= {caption: [] for caption in some}
+            read = {
+                caption: require_known(model.text, split.texts[caption])
+                for caption in some
+                if caption_words(split.texts[caption])
+            }
+            if not read:
+                continue
+            fragments = [table.read(int(split.image_of[caption])) for caption in read]
+            images = model.encode_images(pad_fragments(fragments).to(model.device))
+            texts = [known.text for known in read.values()]
+            method = method or default_method(model, images[:1], texts[0])
+            measured = word_effects(model, images, texts, method)
+            for (caption, known), each in zip(read.items(), measured, strict=True):
+                effects[caption] = _caption_words(split.texts[caption], known, each)
+    return WordEffects(effects, method or "")
 
 
-class UsualEffects:
-    """The usual effect of each word on the score of a caption.
-
-    It is the mean over the given captions, shrunk towards the median of all words for rare words.
-    Articles never have much effect and nouns usually do, so only a word below its own usual effect
-    speaks against its caption.
-    """
-
-    def __init__(self, captions: Iterable[Sequence[CaptionWord]]) -> None:
-        effects: dict[str, list[float]] = defaultdict(list)
-        for words in captions:
-            for each in words:
-                if each.known:
-                    effects[each.word.lower()].append(each.effect)
-        every = [effect for values in effects.values() for effect in values]
-        self.overall = float(np.median(every)) if every else 0.0
-        self.usual = {
-            word: (sum(values) + SHRINKAGE_COUNT * self.overall) / (len(values) + SHRINKAGE_COUNT)
-            for word, values in effects.items()
-        }
-
-    def of(self, word: str) -> float:
-        return self.usual.get(word.lower(), self.overall)
-
-    def shortfall(self, word: CaptionWord) -> float:
-        """Usual effect of a word minus its effect here; 0 for an unknown word."""
-        return self.of(word.word) - word.effect if word.known else 0.0
-
-    def worst(self, words: Sequence[CaptionWord]) -> float:
-        """The largest shortfall of a caption's words; 0 without known words."""
-        return max((self.shortfall(each) for each in words if each.known), default=0.0)
+def _caption_words(text: str, read: KnownText, effects: Values) -> list[CaptionWord]:
+    """The words of a caption without punctuation; those that the model did not read are unknown."""
+    known = {
+        (word.start, word.end): float(effect)
+        for word, effect in zip(caption_words(read.text), effects, strict=True)
+    }
+    spoken = [word for word in caption_words(text) if not word.is_punctuation]
+    spans = [(word.text, (word.start, word.end)) for word in spoken]
+    return [CaptionWord(word, span, known.get(span, 0.0), span in known) for word, span in spans]
