@@ -74,12 +74,13 @@ def word_pool(doubts: Mapping[int, Values], captions: Sequence[int]) -> Values:
 def calibrate(trusted: Audit, rate: float) -> FalseAlarms:
     """Thresholds from the audit of a split whose captions are all right."""
     suspicion = trusted.suspicion[~np.isnan(trusted.suspicion)]
-    if len(suspicion) < MIN_TRUSTED:
-        raise DataError(
-            f"split '{trusted.split.name}': {len(suspicion)} trusted captions are too few for a "
-            f"rate of false alarms; give at least {MIN_TRUSTED}"
-        )
     words = word_pool(trusted.word_doubts, trusted.reference)
+    needed = max(MIN_TRUSTED, math.ceil(1.0 / max(rate, 1e-9)))
+    if min(len(suspicion), len(words)) < needed:
+        raise DataError(
+            f"split '{trusted.split.name}': {len(suspicion)} trusted captions with {len(words)} "
+            f"words are too few for {100 * rate:g} % false alarms; give at least {needed} of both"
+        )
     return FalseAlarms(
         rate=rate,
         split=trusted.split.name,
