@@ -47,6 +47,7 @@ def main() -> int:
     parser.add_argument("--split", default="test")
     parser.add_argument("--swapped", type=float, default=0.05)
     parser.add_argument("--words", type=float, default=0.10)
+    parser.add_argument("--examine", type=int, default=5000, help="captions examined by word")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--cache", type=Path, default=Path.home() / ".cache" / "counterfoil")
     parser.add_argument("--json", action="store_true")
@@ -56,14 +57,14 @@ def main() -> int:
     folder = resolve(options.run, cache=options.cache)
     model = load_model(folder, options.device)
     data = evaluation_split(folder, options.data, None, settings, options.cache, Silent())
-    trusted = audit_split(model, data[options.trusted])
-    clean = audit_split(model, data[options.split])
+    trusted = audit_split(model, data[options.trusted], examined=options.examine)
+    clean = audit_split(model, data[options.split], examined=options.examine)
     curve = alarm_curve(trusted, clean, RATES)
     rows = [("nominal", "right captions listed", "right words named")]
     rows += [tuple(f"{100 * x:.1f}" for x in (c.nominal, c.captions, c.words)) for c in curve]
     if has_truth(data[options.split]):
         truth = corrupt(data[options.split], options.swapped, options.words)
-        audit = audit_split(model, truth.split)
+        audit = audit_split(model, truth.split, examined=len(truth.labels))
         rows[0] += ("wrong captions listed", "wrong words named")
         for number, one in enumerate(curve, start=1):
             shares = found(trusted, audit, truth, one.nominal)

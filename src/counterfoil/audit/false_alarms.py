@@ -10,22 +10,36 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from counterfoil.core.errors import ConfigError, DataError
+from counterfoil.data.pairs import Split
 from counterfoil.evaluation.ranks import Values
 from counterfoil.evaluation.words.doubts import NO_DOUBT
-
-if TYPE_CHECKING:
-    from counterfoil.audit.audit import Audit
 
 WORD_RATE = 0.05
 """Rate of false alarms of words without trusted captions; their reference is the audited split."""
 
 MIN_TRUSTED = 100
 """Trusted captions below which a rate says little: with n, it is off by about 1 / √n."""
+
+
+class Audited(Protocol):
+    """The parts of an `Audit` that thresholds are measured on."""
+
+    @property
+    def split(self) -> Split: ...
+
+    @property
+    def suspicion(self) -> Values: ...
+
+    @property
+    def word_doubts(self) -> dict[int, Values]: ...
+
+    @property
+    def reference(self) -> list[int]: ...
 
 
 @dataclass(frozen=True)
@@ -71,7 +85,7 @@ def word_pool(doubts: Mapping[int, Values], captions: Sequence[int]) -> Values:
     return every[every > NO_DOUBT]
 
 
-def calibrate(trusted: Audit, rate: float) -> FalseAlarms:
+def calibrate(trusted: Audited, rate: float) -> FalseAlarms:
     """Thresholds from the audit of a split whose captions are all right."""
     suspicion = trusted.suspicion[~np.isnan(trusted.suspicion)]
     words = word_pool(trusted.word_doubts, trusted.reference)
@@ -100,7 +114,7 @@ class AlarmRates:
     words: float
 
 
-def alarm_curve(trusted: Audit, clean: Audit, rates: Sequence[float]) -> list[AlarmRates]:
+def alarm_curve(trusted: Audited, clean: Audited, rates: Sequence[float]) -> list[AlarmRates]:
     """Actual rates on another split whose captions are all right, for several nominal ones."""
     suspicion = clean.suspicion[~np.isnan(clean.suspicion)]
     words = word_pool(clean.word_doubts, clean.reference)

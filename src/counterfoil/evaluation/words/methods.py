@@ -16,6 +16,8 @@ from counterfoil.evaluation.ranks import Values
 from counterfoil.evaluation.report import Measured, Report
 from counterfoil.evaluation.words.cases import FoilCase, Foils
 from counterfoil.evaluation.words.doubts import (
+    NO_DOUBT,
+    SURPRISE_WEIGHT,
     MeasuredCaption,
     WordDoubts,
     may_be_wrong,
@@ -28,6 +30,9 @@ from counterfoil.models.match import METHODS, UNSIGNED, Method
 from counterfoil.models.model import Model
 
 BLIND = "no image"
+WEIGHTS = (0.1, 0.25, SURPRISE_WEIGHT, 1.0, 2.0)
+"""Weights of surprise that are tried on the dev split."""
+
 REFERENCE_SEED = 1000
 """Added to the seed: the reference captions are drawn apart from those that are made false."""
 
@@ -154,9 +159,12 @@ def compare_methods(
     if len(combined) > 1:
         rows.append(_Row("average", "against the usual", _mean(combined)))
     if language is not None:
-        everything = sides.with_surprise(_mean(combined))
         of = "average" if len(combined) > 1 else next(iter(readers))
-        rows.append(_Row(of, "against the usual, with surprise", everything))
+        weighted = {weight: sides.with_surprise(_mean(combined), weight) for weight in WEIGHTS}
+        best_weight = max(WEIGHTS, key=lambda weight: word_auc(sides.dev, weighted[weight].dev))
+        for weight in sorted({SURPRISE_WEIGHT, best_weight}):
+            name = f"against the usual, with surprise × {weight:g}"
+            rows.append(_Row(of, name, weighted[weight], weight == best_weight))
     return _table(first.test.name, name, made, sides, rows, len(true), bootstrap, seed)
 
 
@@ -230,12 +238,15 @@ class _Sides:
 
         return _Suspicions(doubts(self.dev, plain.dev), doubts(self.test, plain.test))
 
-    def with_surprise(self, doubts: _Suspicions) -> _Suspicions:
+    def with_surprise(self, doubts: _Suspicions, weight: float) -> _Suspicions:
         assert self.surprise is not None  # noqa: S101 - the caller has a language model
-        nothing = WordDoubts([])
-        sides = ((doubts.dev, self.surprise.dev), (doubts.test, self.surprise.test))
+
+        def both(doubt: list[Values], surprise: list[Values]) -> list[Values]:
+            pairs = zip(doubt, surprise, strict=True)
+            return [np.where(d > NO_DOUBT, d + weight * s, NO_DOUBT) for d, s in pairs]
+
         return _Suspicions(
-            *([d + nothing.weight * s for d, s in zip(*side, strict=True)] for side in sides)
+            both(doubts.dev, self.surprise.dev), both(doubts.test, self.surprise.test)
         )
 
 
