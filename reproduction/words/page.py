@@ -2,8 +2,8 @@
 
     python reproduction/words/page.py docs/results/which-word docs/results/which-word.md
 
-A mark ``<!-- table: NAME -->`` … ``<!-- /table -->`` gets the table of NAME.json. Without that file,
-the text between the marks stays as it is.
+A mark ``<!-- table: NAME -->`` … ``<!-- /table -->`` gets the table of NAME.json. Without that
+file, the text between the marks stays as it is.
 """
 
 from __future__ import annotations

@@ -107,8 +107,14 @@ def evaluate_words(
             _check_same(run, pairs[run][name], first[name])
     language = _language(captions, first, foils)
     make = _maker(foils, first, source, language, device, cache, bars)
+    unique = len({run.name for run in runs}) == len(runs)
     table = compare_methods(
-        {run.name: Reader(models[run], pairs[run][dev], pairs[run][split]) for run in runs},
+        {
+            run.name if unique else str(run): Reader(
+                models[run], pairs[run][dev], pairs[run][split]
+            )
+            for run in runs
+        },
         make(dev, dev_captions, seed),
         make(split, max_captions, seed),
         foils,

@@ -97,18 +97,6 @@ def default_method(model: Explainable, image: Encoded, caption: str) -> Method:
     return "leave-one-out" if parts is None else "parts"
 
 
-def available_methods(model: Explainable, image: Encoded, caption: str) -> list[Method]:
-    """The methods that a model has, tried on one pair."""
-    found: list[Method] = []
-    for method in METHODS:
-        try:
-            word_effects(model, image, [caption], method)
-        except ConfigError:
-            continue
-        found.append(method)
-    return found
-
-
 def per_word(model: Explainable, caption: str, tokens: Values, together: Any = np.sum) -> Values:
     """Values of tokens combined per word; 0 for words beyond the tokenizer's maximum length."""
     words = caption_words(caption)
