@@ -8,7 +8,6 @@ from itertools import groupby
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from counterfoil.core.errors import DataError
 from counterfoil.core.progress import Progress, Silent
@@ -16,10 +15,10 @@ from counterfoil.core.tensors.modes import eval_mode
 from counterfoil.data.batches.collate import pad_fragments
 from counterfoil.data.fragments import Fragments
 from counterfoil.data.pairs import Split
-from counterfoil.data.text.words import caption_words
 from counterfoil.encoders import Encoded
 from counterfoil.evaluation.ranks import Values
 from counterfoil.evaluation.words.cases import FoilCase
+from counterfoil.evaluation.words.doubts import is_spoken
 from counterfoil.models.match import Method
 from counterfoil.models.model import Model
 from counterfoil.models.word_effects import default_method, variant_scores, word_effects
@@ -128,11 +127,6 @@ def _measure(
     scores = variant_scores(model, own_images, ids)
     effects = word_effects(model, own_images, [case.foil for _, case in rows], method)
     return [
-        _CaseResult(case, float(both[0]), float(both[1]), each[_is_spoken(case.foil)])
+        _CaseResult(case, float(both[0]), float(both[1]), each[is_spoken(case.foil)])
         for (_, case), both, each in zip(rows, scores, effects, strict=True)
     ]
-
-
-def _is_spoken(caption: str) -> NDArray[np.bool_]:
-    """Whether each word is none of the punctuation marks."""
-    return np.array([not word.is_punctuation for word in caption_words(caption)], dtype=np.bool_)
