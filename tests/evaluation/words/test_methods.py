@@ -25,11 +25,11 @@ from counterfoil.evaluation.words.methods import (
     localized,
 )
 from tests.evaluation.words.test_doubts import CAPTIONS
-from tests.evaluation.words.test_evaluate_words import make
+from tests.evaluation.words.test_evaluate_words import make, scenes  # noqa: F401 - a fixture
 
 
 @pytest.fixture(scope="module")
-def table(scenes) -> MethodTable:
+def table(scenes) -> MethodTable:  # noqa: F811
     model, test = make("naaf", scenes), scenes.test
     reader = Reader(model, scenes.train, test)
     made = make_foils(test, 1, 12, 0)
