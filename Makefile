@@ -67,7 +67,7 @@ typecheck: $(VENV)/.dev  ## mypy over src/
 	$(BIN)/mypy
 
 # Those that need a run or a folder of data are called by hand.
-ASKING := %/audit_scenes.py %/epoch.py %/evaluate_coco.py
+ASKING := %/audit_scenes.py %/epoch.py %/evaluate_coco.py %/false_alarms.py
 bench: $(VENV)/.dev      ## the programs of benchmarks/, with their default sizes
 	for program in $(filter-out $(ASKING),$(wildcard benchmarks/[a-z]*.py)); do \
 	  echo "== $$program"; $(BIN)/python $$program || exit 1; done

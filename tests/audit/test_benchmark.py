@@ -33,6 +33,7 @@ def audit(learned, concepts):
             },
             "parts",
         ),
+        word_threshold=1.0,
     )
 
 

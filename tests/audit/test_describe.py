@@ -9,9 +9,10 @@ import pytest
 
 from counterfoil.audit import audit_split
 from counterfoil.audit.describe import Describer
-from counterfoil.audit.suspicion import CaptionWord, Scale, UsualEffects, WordEffects
+from counterfoil.audit.suspicion import CaptionWord, WordEffects
 from counterfoil.data.pairs import Split
 from counterfoil.data.text.words import STOP_WORDS, caption_words, is_content_word
+from counterfoil.evaluation.words.doubts import MeasuredCaption, WordDoubts
 
 
 def describer(text: str, *wrong: str) -> Describer:
@@ -21,10 +22,13 @@ def describer(text: str, *wrong: str) -> Describer:
         for word in caption_words(text)
         if not word.is_punctuation
     ]
-    usual = UsualEffects([[CaptionWord(word.word, word.span, 0.5) for word in words] * 50])
+    ordinary = MeasuredCaption(text, np.full(len(words), 0.5))
+    usual = WordDoubts([ordinary] * 50)
     split = Split("test", ["i"], [[text]])
     effects = WordEffects({0: words}, "parts")
-    return Describer(split, None, np.zeros((1, 3)), np.ones(1), {}, effects, usual, Scale(0.0, 0.1))
+    doubts = {0: np.array([2.0 if word.word in wrong else 0.0 for word in words])}
+    nothing = np.zeros((1, 3)), np.ones(1), {}
+    return Describer(split, None, *nothing, effects, usual, doubts, 1.0)
 
 
 @pytest.mark.parametrize("wrong", [("a",), ("the",), ("of", "is"), ("with", "A"), ("A", "the")])

@@ -11,9 +11,7 @@ import counterfoil as cf
 from counterfoil.audit.suspicion import (
     SIGNS,
     WEIGHTS,
-    CaptionWord,
     Scale,
-    UsualEffects,
     combine,
     deviations_of,
     evidence,
@@ -85,26 +83,6 @@ def test_signs_that_agree_outweigh_a_single_one() -> None:
     rows[0, SIGNS.index("other-image")] = 4.0
     suspicion = combine(rows)
     assert suspicion[1] > 0.5 > suspicion[0]
-
-
-def spoken(**effects: float) -> list[CaptionWord]:
-    return [CaptionWord(word, (0, 1), effect) for word, effect in effects.items()]
-
-
-def test_a_word_is_held_against_what_it_usually_does() -> None:
-    usual = UsualEffects([spoken(a=0.0, dog=0.5)] * 200 + [spoken(a=0.0, dog=0.0)])
-    assert usual.of("Dog") == pytest.approx(0.5, abs=0.02)
-    assert usual.of("a") == pytest.approx(0.0, abs=0.02)
-    assert usual.worst(spoken(a=0.0, dog=0.5)) < 0.05
-    assert usual.worst(spoken(a=0.0, dog=0.0)) == pytest.approx(0.5, abs=0.05)
-
-
-def test_a_rare_word_is_taken_for_an_ordinary_one() -> None:
-    usual = UsualEffects([spoken(a=0.2, dog=0.2)] * 100 + [spoken(yak=-1.0)])
-    assert usual.of("unicorn") == usual.overall == 0.2
-    assert -0.1 < usual.of("yak") < 0.2
-    assert usual.worst([]) == 0.0
-    assert UsualEffects([]).of("dog") == 0.0
 
 
 @pytest.mark.parametrize("name", ["scan-t2i", "rvse-mlp"])

@@ -101,8 +101,8 @@ def test_the_method_is_the_given_one_or_the_one_that_was_better_on_dev(concepts)
 def test_a_method_that_a_matcher_does_not_have_is_refused(concepts) -> None:
     with pytest.raises(ConfigError, match="no parts per word"):
         make("vse-fc", concepts).explain(image_of(concepts), "a dog", "parts")
-    with pytest.raises(ConfigError, match="expected one of parts, leave-one-out, got 'gradient'"):
-        make("naaf", concepts).explain(image_of(concepts), "a dog", "gradient")
+    with pytest.raises(ConfigError, match=r"expected one of parts, leave-one-out, .*, got 'x'"):
+        make("naaf", concepts).explain(image_of(concepts), "a dog", "x")
 
 
 @pytest.mark.parametrize("name", WHOLE)

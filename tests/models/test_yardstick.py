@@ -172,7 +172,7 @@ def test_a_saved_model_keeps_its_yardstick_which_is_no_part_of_its_identity(
         {"effect_against": float("nan")},
         {"wrong": None},
         {"more": 1},
-        {"word_method": "gradient"},
+        {"word_method": "saliency"},
     ],
     ids=str,
 )

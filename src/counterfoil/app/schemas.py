@@ -175,7 +175,7 @@ class ExplainResponse(BaseModel):
     text: str
     score: float
     boundary: float | None
-    method: Literal["parts", "leave-one-out"]
+    method: Literal["parts", "leave-one-out", "mask", "gradient", "rollout", "discrimination"]
     additive: bool
     note: str
     above: dict[str, float] | None = Field(

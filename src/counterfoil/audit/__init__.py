@@ -4,6 +4,7 @@ from counterfoil.audit.audit import Audit, audit_split
 from counterfoil.audit.corrected import DataSource, Exported, export_corrected
 from counterfoil.audit.decisions import Decision, DecisionLog, Review, review_of
 from counterfoil.audit.describe import NO_CORRECTOR, Corrector
+from counterfoil.audit.false_alarms import FalseAlarms, alarm_curve, calibrate
 from counterfoil.audit.findings import Finding, Summary, read_findings, total
 from counterfoil.audit.merge import Merged, merge_log
 from counterfoil.audit.report import write_report
@@ -17,11 +18,14 @@ __all__ = [
     "Decision",
     "DecisionLog",
     "Exported",
+    "FalseAlarms",
     "Finding",
     "Merged",
     "Review",
     "Summary",
+    "alarm_curve",
     "audit_split",
+    "calibrate",
     "can_correct",
     "export_corrected",
     "merge_log",

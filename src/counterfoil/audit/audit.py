@@ -9,6 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from counterfoil.audit.describe import Corrector, Describer
+from counterfoil.audit.false_alarms import (
+    WORD_RATE,
+    FalseAlarms,
+    conformal_threshold,
+    word_pool,
+)
 from counterfoil.audit.findings import Finding, Summary
 from counterfoil.audit.neighbors import Neighbors, disagreement, find_neighbors
 from counterfoil.audit.survey import SplitSurvey, SurveyCheckpoint, survey_split
@@ -19,7 +25,6 @@ from counterfoil.audit.suspicion import (
     SUSPICIOUS_FROM,
     WORDS,
     Scale,
-    UsualEffects,
     Values,
     WordEffects,
     combine,
@@ -32,6 +37,7 @@ from counterfoil.core.errors import ConfigError
 from counterfoil.core.progress import Progress
 from counterfoil.data.duplicates import Duplicate, near_duplicates
 from counterfoil.data.pairs import Split
+from counterfoil.evaluation.words.doubts import MeasuredCaption, WordDoubts, cross_surprises
 from counterfoil.models.model import Model
 
 MIN_REFERENCE_CAPTIONS = 50
@@ -49,7 +55,8 @@ class Audit:
     ``findings`` lists captions with a suspicion of at least ``threshold``, and near-duplicates;
     ``summary`` does not depend on the threshold. ``suspicion`` [captions] is NaN for unreadable
     images, ``signs`` [captions, signs] the evidence for its reasons. ``word_effects`` are the words
-    of the examined captions, ``word_doubts`` their shortfalls in robust deviations.
+    of the examined captions, ``word_doubts`` the doubts about them; those above ``word_threshold``
+    are named as wrong. ``reference`` are the examined captions that were drawn at random.
     """
 
     split: Split
@@ -61,6 +68,8 @@ class Audit:
     signs: Values
     word_doubts: dict[int, Values]
     word_effects: WordEffects
+    word_threshold: float
+    reference: list[int]
 
     @property
     def listed(self) -> int:
@@ -79,12 +88,15 @@ def audit_split(
     seed: int = 0,
     progress: Progress | None = None,
     keep: Path | None = None,
+    false_alarms: FalseAlarms | None = None,
 ) -> Audit:
     """Score every caption with its image and all others, and list those that seem wrong.
 
     Words are examined in at most ``examined`` captions: those with the most suspicious scores, and
     a random sample as the reference. Corrections are made for the first ``details`` findings.
     ``keep`` is a checkpoint file: a later call with the same model and split resumes from it.
+    ``false_alarms``: thresholds measured on trusted captions (`calibrate`), instead of
+    ``threshold``.
     """
     if not 0.0 < threshold <= 1.0:
         raise ConfigError(f"audit: expected a threshold above 0 and at most 1, got {threshold}")
@@ -100,21 +112,44 @@ def audit_split(
     deviations, signs = _score_signs(survey, duplicates, neighbors)
     chosen, reference = _choose(combine(deviations[captions]), captions, examined, seed)
     effects = measure_effects(model, split, chosen, progress)
-    usual = UsualEffects(effects.words[number] for number in reference)
-    scale = _word_scale(usual, effects, reference)
+    measured = _measured(split, effects, chosen)
+    usual = WordDoubts(measured[number] for number in reference)
+    scale = _word_scale(usual, measured, reference)
     if scale is not None:
-        worst = np.array([usual.worst(effects.words[number]) for number in chosen])
+        worst = np.array([usual.worst(measured[number]) for number in chosen])
         deviations[chosen, WORDS] = scale.z(worst)
         signs[chosen, WORDS] = evidence(scale.z(worst))
+    doubts = {number: usual.of(caption) for number, caption in measured.items()}
+    if false_alarms is None:
+        word_threshold = conformal_threshold(word_pool(doubts, reference), WORD_RATE)
+    else:
+        # captions are listed from the threshold on, and false alarms counted above it
+        threshold = float(np.nextafter(false_alarms.caption_threshold, np.inf))
+        word_threshold = false_alarms.word_threshold
     suspicion = np.full(len(survey.own), np.nan)
     suspicion[captions] = combine(deviations[captions])
-    describer = Describer(split, survey, signs, suspicion, duplicates, effects, usual, scale)
+    describer = Describer(
+        split, survey, signs, suspicion, duplicates, effects, usual, doubts, word_threshold
+    )
     findings = describer.findings(threshold)
     if corrector is not None:
         findings = corrector.correct_all(findings, details, progress)
     summary = summarize(split, survey, signs, suspicion, duplicates, effects)
-    doubts = _doubts(effects, usual, scale)
-    return Audit(split, summary, findings, threshold, survey, suspicion, signs, doubts, effects)
+    if false_alarms is not None:
+        summary = summary.model_copy(update={"notes": (*summary.notes, false_alarms.note())})
+    return Audit(
+        split,
+        summary,
+        findings,
+        threshold,
+        survey,
+        suspicion,
+        signs,
+        doubts,
+        effects,
+        word_threshold,
+        reference,
+    )
 
 
 def _score_signs(
@@ -176,18 +211,26 @@ def _choose(
     return sorted({*rest.tolist(), *reference.tolist()}), reference.tolist()
 
 
-def _word_scale(usual: UsualEffects, effects: WordEffects, reference: list[int]) -> Scale | None:
-    worst = [usual.worst(effects.words[number]) for number in reference if effects.words[number]]
-    return Scale.of(np.array(worst)) if worst else None
-
-
-def _doubts(effects: WordEffects, usual: UsualEffects, scale: Scale | None) -> dict[int, Values]:
-    if scale is None:
-        return {}
+def _measured(split: Split, effects: WordEffects, chosen: list[int]) -> dict[int, MeasuredCaption]:
+    """The examined captions that have words, with the effects and the surprise of these."""
+    spoken = [number for number in chosen if effects.words[number]]
+    surprise = cross_surprises(split.texts, split.image_of.tolist(), spoken)
     return {
-        number: scale.z(np.array([usual.shortfall(word) for word in spoken]))
-        for number, spoken in effects.words.items()
+        number: MeasuredCaption(
+            split.texts[number],
+            np.array([word.effect for word in effects.words.get(number, [])]),
+            surprise.get(number),
+            np.array([word.known for word in effects.words.get(number, [])], dtype=np.bool_),
+        )
+        for number in chosen
     }
+
+
+def _word_scale(
+    usual: WordDoubts, measured: dict[int, MeasuredCaption], reference: list[int]
+) -> Scale | None:
+    worst = [usual.worst(measured[number]) for number in reference if len(measured[number].effects)]
+    return Scale.of(np.array(worst)) if worst else None
 
 
 def summarize(

@@ -8,7 +8,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from counterfoil.audit.audit import Audit
-from counterfoil.audit.describe import DOUBTFUL_DEVIATIONS
 from counterfoil.audit.findings import Finding, Planted
 from counterfoil.audit.noise import Marks, drawn_foils, with_texts
 from counterfoil.audit.suspicion import Values
@@ -190,7 +189,7 @@ def measure_audit(
 def _plain_doubts(audit: Audit) -> dict[int, Values]:
     """Doubts by the effects of words alone; a negative effect counts as wrong."""
     return {
-        number: np.array([DOUBTFUL_DEVIATIONS - word.effect for word in words])
+        number: np.array([audit.word_threshold - word.effect for word in words])
         for number, words in audit.word_effects.words.items()
     }
 
@@ -210,7 +209,7 @@ def _words(
     # A word is listed only if its caption is.
     threshold = audit.threshold
     listed = [
-        (doubt >= DOUBTFUL_DEVIATIONS) & bool(audit.suspicion[number] >= threshold)
+        (doubt > audit.word_threshold) & bool(audit.suspicion[number] >= threshold)
         for number, doubt in zip(captions, doubts, strict=True)
     ]
     return _detection(np.concatenate(doubts), np.concatenate(marks), np.concatenate(listed))

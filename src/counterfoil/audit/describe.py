@@ -19,18 +19,15 @@ from counterfoil.audit.findings import (
     WrongWord,
 )
 from counterfoil.audit.survey import SplitSurvey
-from counterfoil.audit.suspicion import SIGNS, Scale, UsualEffects, Values, WordEffects, named_signs
+from counterfoil.audit.suspicion import SIGNS, Values, WordEffects, named_signs
 from counterfoil.core.errors import DataError
 from counterfoil.core.progress import Progress, Silent
 from counterfoil.data.duplicates import Duplicate, content
 from counterfoil.data.pairs import Split
 from counterfoil.data.text.words import caption_words, is_content_word
+from counterfoil.evaluation.words.doubts import WordDoubts
 from counterfoil.models.correct import Correction, correct, correction_matcher
 from counterfoil.models.model import Model
-
-DOUBTFUL_DEVIATIONS = 1.0
-"""Deviations from which a word counts as wrong: its shortfall above that of the worst word of an
-ordinary caption. Chosen on the dev split of the scenes."""
 
 NO_CORRECTOR = (
     "no corrections: this model was not taught to correct; name one that was (objective tags-dc) "
@@ -48,8 +45,9 @@ class Describer:
     suspicion: Values
     duplicates: dict[int, Duplicate]
     effects: WordEffects
-    usual: UsualEffects
-    scale: Scale | None
+    usual: WordDoubts
+    doubts: dict[int, Values]
+    word_threshold: float
 
     def findings(self, threshold: float) -> list[Finding]:
         """Captions of suspicion ``threshold`` or more, highest first, then near-duplicates."""
@@ -143,23 +141,28 @@ class Describer:
         return f"{named} {'does' if len(words) == 1 else 'do'} less for the match than usual"
 
     def _wrong_words(self, number: int) -> tuple[WrongWord, ...]:
-        """The words far below their usual effect, in the order of the caption.
+        """The words that are in doubt, in the order of the caption.
 
         None if all of them are function words: what is wrong is then the caption as a whole.
         """
         words = self.effects.words.get(number, [])
-        if not words or self.scale is None:
+        if not words:
             return ()
-        short = np.array([self.usual.shortfall(word) for word in words])
-        doubtful = self.scale.z(short) >= DOUBTFUL_DEVIATIONS
-        if not any(is_content_word(words[index].word) for index in np.flatnonzero(doubtful)):
+        named = [
+            word
+            for word, doubt in zip(words, self.doubts[number], strict=True)
+            if doubt > self.word_threshold
+        ]
+        if not any(is_content_word(word.word) for word in named):
             return ()
         return tuple(
             WrongWord(
-                word=word.word, span=word.span, effect=word.effect, usual=self.usual.of(word.word)
+                word=word.word,
+                span=word.span,
+                effect=word.effect,
+                usual=self.usual.usual_effect(word.word),
             )
-            for word, named in zip(words, doubtful, strict=True)
-            if named
+            for word in named
         )
 
     def _unknown_words(self, number: int) -> tuple[UnknownWord, ...]:

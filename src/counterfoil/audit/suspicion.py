@@ -8,8 +8,7 @@ reasons. Nothing is learned; the few constants were chosen on dev splits.
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,13 +19,11 @@ from counterfoil.core.progress import Progress, Silent
 from counterfoil.core.tensors.modes import eval_mode
 from counterfoil.data.batches.collate import pad_fragments
 from counterfoil.data.pairs import Split
-from counterfoil.data.text.tokenizers import KnownText, require_known, without
-from counterfoil.data.text.words import CaptionWord as TextWord
+from counterfoil.data.text.tokenizers import KnownText, require_known
 from counterfoil.data.text.words import caption_words
-from counterfoil.encoders import Encoded
-from counterfoil.models.explain import merge_parts, word_parts
+from counterfoil.models.match import Method
 from counterfoil.models.model import Model
-from counterfoil.scoring.encode import encode_texts
+from counterfoil.models.word_effects import default_method, word_effects
 
 Values = NDArray[np.float64]
 
@@ -59,6 +56,10 @@ TO_NORMAL = 1.4826
 
 SHRINKAGE_COUNT = 5.0
 """Weight, in uses of a word, of the overall median in a word's usual effect."""
+
+
+EFFECT_BATCH = 32
+"""Captions whose words are measured together."""
 
 
 @dataclass(frozen=True)
@@ -142,123 +143,46 @@ class WordEffects:
     method: str
 
 
-EFFECT_BATCH = 64
-"""Captions whose words are examined at once."""
-
-
 @torch.inference_mode()
 def measure_effects(
     model: Model, split: Split, captions: Sequence[int], progress: Progress | None = None
 ) -> WordEffects:
-    """Effects of the words of captions on the score with their own image, as `explain` has them.
+    """Effects of the words of captions on the score with their own image.
 
-    They are the matcher's own parts if it has any, else come from leaving out one word at a time.
+    They are measured by the method that `explain` uses for this model.
     """
-    progress = progress or Silent()
-    starts = range(0, len(captions), EFFECT_BATCH)
-    blocks = [captions[start : start + EFFECT_BATCH] for start in starts]
-    effects: dict[int, list[CaptionWord]] = {}
-    method = ""
-    with eval_mode(model):
-        for block in progress.track(blocks, f"word effects ({split.name})", len(blocks)):
-            spoken = [number for number in block if caption_words(split.texts[number])]
-            effects.update((number, []) for number in block)
-            if spoken:
-                method, words = _block_effects(model, split, spoken)
-                effects.update(zip(spoken, words, strict=True))
-    return WordEffects(effects, method)
-
-
-def _block_effects(
-    model: Model, split: Split, captions: Sequence[int]
-) -> tuple[str, list[list[CaptionWord]]]:
-    """The method, and the words of each caption; images and texts are encoded in batches."""
     table = split.require_fragments()
-    images = sorted({int(split.image_of[number]) for number in captions})
-    row_of = {image: row for row, image in enumerate(images)}
-    fragments = [table.read(image) for image in images]
-    encoded = model.encode_images(pad_fragments(fragments).to(model.device))
-    rows = [row_of[int(split.image_of[number])] for number in captions]
-    reads = [require_known(model.text, split.texts[number]) for number in captions]
-    texts = encode_texts(model, [read.text for read in reads])
-    first = word_parts(model, encoded[rows[0] : rows[0] + 1], texts[:1])
-    measured = model.yardstick.word_method if model.yardstick is not None else None
-    if first is None or measured == "leave-one-out":
-        return "leave-one-out", _left_out(model, encoded, rows, reads)
-    words = []
-    for number, (row, read) in enumerate(zip(rows, reads, strict=True)):
-        parts = word_parts(model, encoded[row : row + 1], texts[number : number + 1])
-        assert parts is not None  # noqa: S101 - the same matcher had parts for the first pair
-        known = caption_words(read.text)
-        merged, _ = merge_parts(model, read.text, known, parts)
-        words.append(_caption_words(read, known, [each.effect for each in merged]))
-    return "parts", words
+    progress = progress or Silent()
+    effects: dict[int, list[CaptionWord]] = {}
+    method: Method | None = None
+    with eval_mode(model):
+        starts = range(0, len(captions), EFFECT_BATCH)
+        for start in progress.track(starts, f"word effects ({split.name})", len(starts)):
+            some = captions[start : start + EFFECT_BATCH]
+            effects |= {caption: [] for caption in some}
+            read = {
+                caption: require_known(model.text, split.texts[caption])
+                for caption in some
+                if caption_words(split.texts[caption])
+            }
+            if not read:
+                continue
+            fragments = [table.read(int(split.image_of[caption])) for caption in read]
+            images = model.encode_images(pad_fragments(fragments).to(model.device))
+            texts = [known.text for known in read.values()]
+            method = method or default_method(model, images[:1], texts[0])
+            measured = word_effects(model, images, texts, method)
+            for (caption, known), each in zip(read.items(), measured, strict=True):
+                effects[caption] = _caption_words(split.texts[caption], known, each)
+    return WordEffects(effects, method or "")
 
 
-def _left_out(
-    model: Model, images: Encoded, rows: list[int], reads: list[KnownText]
-) -> list[list[CaptionWord]]:
-    known = [caption_words(read.text) for read in reads]
-    texts = [
-        [read.text, *(without(read.text, word) for word in words)]
-        for read, words in zip(reads, known, strict=True)
-    ]
-    encoded = encode_texts(model, [text for each in texts for text in each])
-    result, start = [], 0
-    for row, read, words in zip(rows, reads, known, strict=True):
-        block = encoded[start : start + 1 + len(words)]
-        start += len(block)
-        scores = model.matcher(images[row : row + 1], block)[0].double().cpu().tolist()
-        effects = [scores[0] - score for score in scores[1:]]
-        result.append(_caption_words(read, words, effects))
-    return result
-
-
-def _caption_words(
-    read: KnownText, known: Sequence[TextWord], effects: Sequence[float]
-) -> list[CaptionWord]:
-    """Known words with their effects and unknown words without, in order, punctuation left out."""
-    spoken = [
-        CaptionWord(word.text, (word.start, word.end), effect)
-        for word, effect in zip(known, effects, strict=True)
-        if not word.is_punctuation
-    ]
-    unknown = [
-        CaptionWord(word.text, (word.start, word.end), 0.0, known=False)
-        for word in read.unknown
-        if not word.is_punctuation
-    ]
-    return sorted([*spoken, *unknown], key=lambda each: each.span)
-
-
-class UsualEffects:
-    """The usual effect of each word on the score of a caption.
-
-    It is the mean over the given captions, shrunk towards the median of all words for rare words.
-    Articles never have much effect and nouns usually do, so only a word below its own usual effect
-    speaks against its caption.
-    """
-
-    def __init__(self, captions: Iterable[Sequence[CaptionWord]]) -> None:
-        effects: dict[str, list[float]] = defaultdict(list)
-        for words in captions:
-            for each in words:
-                if each.known:
-                    effects[each.word.lower()].append(each.effect)
-        every = [effect for values in effects.values() for effect in values]
-        self.overall = float(np.median(every)) if every else 0.0
-        self.usual = {
-            word: (sum(values) + SHRINKAGE_COUNT * self.overall) / (len(values) + SHRINKAGE_COUNT)
-            for word, values in effects.items()
-        }
-
-    def of(self, word: str) -> float:
-        return self.usual.get(word.lower(), self.overall)
-
-    def shortfall(self, word: CaptionWord) -> float:
-        """Usual effect of a word minus its effect here; 0 for an unknown word."""
-        return self.of(word.word) - word.effect if word.known else 0.0
-
-    def worst(self, words: Sequence[CaptionWord]) -> float:
-        """The largest shortfall of a caption's words; 0 without known words."""
-        return max((self.shortfall(each) for each in words if each.known), default=0.0)
+def _caption_words(text: str, read: KnownText, effects: Values) -> list[CaptionWord]:
+    """The words of a caption without punctuation; those that the model did not read are unknown."""
+    known = {
+        (word.start, word.end): float(effect)
+        for word, effect in zip(caption_words(read.text), effects, strict=True)
+    }
+    spoken = [word for word in caption_words(text) if not word.is_punctuation]
+    spans = [(word.text, (word.start, word.end)) for word in spoken]
+    return [CaptionWord(word, span, known.get(span, 0.0), span in known) for word, span in spans]

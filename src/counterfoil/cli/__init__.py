@@ -18,6 +18,7 @@ from counterfoil.cli.data import data_app
 from counterfoil.cli.demo import demo
 from counterfoil.cli.evaluate import evaluate
 from counterfoil.cli.evaluate_foils import evaluate_foils, evaluate_judgements
+from counterfoil.cli.evaluate_words import evaluate_words
 from counterfoil.cli.explain import explain
 from counterfoil.cli.export import export
 from counterfoil.cli.features import features
@@ -48,6 +49,7 @@ GROUPS: dict[str, dict[str, Callable[..., None] | typer.Typer]] = {
         "evaluate": evaluate,
         "evaluate-foils": evaluate_foils,
         "evaluate-judgements": evaluate_judgements,
+        "evaluate-words": evaluate_words,
         "bench": bench,
         "guide": guide_app,
         "import": import_,

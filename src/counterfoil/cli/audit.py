@@ -17,6 +17,7 @@ from counterfoil.cli.audit_review import export, merge
 from counterfoil.cli.inputs import DataChoice, check_inputs
 from counterfoil.cli.output import print_json, print_line, print_table, say_fallback
 from counterfoil.cli.signals import ENDED_BY
+from counterfoil.core.errors import ConfigError
 from counterfoil.core.storage.reading import read_text
 
 if TYPE_CHECKING:
@@ -95,6 +96,18 @@ def check(
         int | None,
         typer.Option(min=0, help="Exit with 7 if more than this many captions are listed."),
     ] = None,
+    false_alarms: Annotated[
+        float | None,
+        typer.Option(
+            callback=opt.SHARE,
+            help="List at most this share of right captions, and name at most this share of right "
+            "words (0–1). Replaces --threshold; needs --trusted.",
+        ),
+    ] = None,
+    trusted: Annotated[
+        str | None,
+        typer.Option(help="Split whose captions are all right (with --false-alarms)."),
+    ] = None,
     device: opt.Device = "auto",
     cache: opt.Cache = opt.CACHE,
     as_json: opt.Json = False,
@@ -112,11 +125,15 @@ def check(
       counterfoil audit runs/naaf my_photos/ --out report \\
         --corrector runs/scenes-tags-dc
       counterfoil audit runs/naaf captions.jsonl --fail-above 0.02
+      counterfoil audit runs/naaf my_photos/ --split train \\
+        --false-alarms 0.05 --trusted dev
     """
     check_inputs([run, corrector], pairs, format)
+    _check_rate(false_alarms, trusted)
     from counterfoil.audit import (
         NO_CORRECTOR,
         audit_split,
+        calibrate,
         can_correct,
         review_of,
         total,
@@ -139,13 +156,21 @@ def check(
         own = config.data
         return evaluation_split(folder, own.source, own.format, own.options, cache, bars)
 
-    names = dict.fromkeys(split or [one.name for one in data if len(one)])
+    clean = data[trusted] if trusted is not None else None
+    others = [one.name for one in data if len(one) and one is not clean]
+    names = dict.fromkeys(split or others)
     splits = [data[name] for name in names]
+    if not splits:
+        raise ConfigError(f"--trusted {trusted}: the data have no other split to audit")
     correct = _correctors(run, corrector, model, data, read, device)
     checkpoints = {one.name: out / f".{one.name}.scored" for one in splits}
     # refused now, not after an hour of scoring
     with locked_folder(out, "writing an audit there", "wait for it, or choose another --out"):
         with _interruptible(bars, checkpoints.values()):
+            limits = None
+            if clean is not None and false_alarms is not None:
+                checked = audit_split(model, clean, examined=examine, progress=bars)
+                limits = calibrate(checked, false_alarms)
             audits = [
                 audit_split(
                     model,
@@ -156,6 +181,7 @@ def check(
                     details=details,
                     progress=bars,
                     keep=checkpoints[one.name],
+                    false_alarms=limits,
                 )
                 for one in splits
             ]
@@ -163,8 +189,11 @@ def check(
         about: dict[str, Any] = {"run": str(run), "model": model.spec.name, "data": data.name}
         _, captions = total([one.summary for one in audits])
         listed = sum(one.listed for one in audits)
-        failed = _too_many(listed, captions, threshold, fail_above, max_suspicious)
+        level = audits[0].threshold
+        failed = _too_many(listed, captions, level, fail_above, max_suspicious)
         about["passed"] = not failed
+        if limits is not None:
+            about["false_alarms"] = limits.as_dict()
         title = f"{data.name}, read by {run.resolve().name}"
         notes = [] if able else [NO_CORRECTOR]
         page = write_report(
@@ -190,6 +219,18 @@ def check(
 audit_app.command()(export)
 audit_app.command()(merge)
 audit_app.command()(benchmark)
+
+
+def _check_rate(false_alarms: float | None, trusted: str | None) -> None:
+    if (false_alarms is None) != (trusted is None):
+        raise ConfigError(
+            "--false-alarms and --trusted belong together: name the rate and a split whose "
+            "captions are all right"
+        )
+    if false_alarms is not None and not 0.0 < false_alarms < 1.0:
+        raise ConfigError(
+            f"--false-alarms: expected a share above 0 and below 1, got {false_alarms}"
+        )
 
 
 def _source(run: Path, choice: DataChoice) -> dict[str, Any] | None:
@@ -243,8 +284,6 @@ def _correctors(
 
 
 def _refuse_other_features(named: Path, model: Model, data: Pairs) -> None:
-    from counterfoil.core.errors import ConfigError
-
     widths = {split.fragments.dim for split in data if split.fragments is not None}
     if widths != {model.input_dim}:
         dims = ", ".join(map(str, sorted(widths)))
@@ -279,7 +318,7 @@ def _show(page: Path, audits: list[Audit], notes: list[str], failed: str, as_jso
     near = [one.summary.near_duplicate_rows() for one in audits]
     _print_columns("Near-duplicates (likely false negatives, not errors)", splits, near)
     listed, level = sum(one.listed for one in audits), audits[0].threshold
-    print_line(f"listed: {listed} captions with a suspicion of at least {level:g} (--threshold)")
+    print_line(f"listed: {listed} captions with a suspicion of at least {level:.3g} (--threshold)")
     for kind, count in _summary(page)["problems"].items():
         print_line(f"left out of the data, {kind}: {count}")
     remarks = (f"{one.summary.split}: {note}" for one in audits for note in one.summary.notes)

@@ -14,7 +14,7 @@ from counterfoil.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from counterfoil.core.progress import Progress
-    from counterfoil.evaluation.compositional.blind import CaptionModel
+    from counterfoil.evaluation.caption_model import CaptionModel
     from counterfoil.evaluation.compositional.model_scores import ModelScorer
     from counterfoil.evaluation.compositional.readers import Benchmark
     from counterfoil.evaluation.compositional.report import BenchmarkReport
@@ -144,7 +144,7 @@ def _models(
 
 
 def _caption_model(name: str, blind: Path | None, seed: int, bars: Progress) -> CaptionModel | None:
-    from counterfoil.evaluation.compositional.blind import CaptionModel
+    from counterfoil.evaluation.caption_model import CaptionModel
 
     if blind is not None:
         bars.say(f"training a language model on the captions of {blind}")

@@ -24,12 +24,20 @@ class WordMethod(str, Enum):
     auto = "auto"
     parts = "parts"
     leave_one_out = "leave-one-out"
+    mask = "mask"
+    gradient = "gradient"
+    rollout = "rollout"
+    discrimination = "discrimination"
 
 
 METHOD_OF: dict[WordMethod, Method | None] = {
     WordMethod.auto: None,
     WordMethod.parts: "parts",
     WordMethod.leave_one_out: "leave-one-out",
+    WordMethod.mask: "mask",
+    WordMethod.gradient: "gradient",
+    WordMethod.rollout: "rollout",
+    WordMethod.discrimination: "discrimination",
 }
 
 
@@ -44,8 +52,10 @@ def explain(
     method: Annotated[
         WordMethod,
         typer.Option(
-            help="parts: a word's own part of the score. leave-one-out: the fall of the score "
-            "without the word. auto: whichever found exchanged words of dev better."
+            help="parts: a word's own part of the score. leave-one-out, mask: the fall of the "
+            "score without the word, or with a mask in its place. gradient: gradient × input. "
+            "rollout, discrimination: UNITER's attention, TAGS-DC's head. auto: whichever found "
+            "exchanged words of dev best."
         ),
     ] = WordMethod.auto,
     device: opt.Device = "auto",
@@ -56,8 +66,8 @@ def explain(
     """Explain the score of an image and a sentence, word by word.
 
     Green words raise the score, red words lower it. An effect is the word's own part of the score,
-    or how much the score drops without the word; --method chooses. Words outside the model's
-    vocabulary are dropped before scoring, and marked.
+    how much the score drops without the word, or another measure; --method chooses. Words outside
+    the model's vocabulary are dropped before scoring, and marked.
 
     [bold]Examples[/]
 

@@ -164,6 +164,15 @@ class TransformerLayer(nn.Module):
         states: Tensor = self.norm(x + self.dropout(self.narrow(F.gelu(self.widen(x)))))
         return states
 
+    def attention(self, x: Tensor, packing: Packing) -> Tensor:
+        """Attention weights [n, heads, L, L] of every token to every other, for explanations."""
+        q, k, _ = packing.spread(self.qkv(x)).chunk(3, dim=-1)
+        q, k = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in (q, k))
+        logits = q @ k.transpose(-2, -1) / q.shape[-1] ** 0.5
+        if packing.mask is not None:
+            logits = logits.masked_fill(~packing.mask, -torch.inf)
+        return logits.softmax(-1)
+
     def _attend(self, x: Tensor, packing: Packing, first_only: bool) -> Tensor:
         width = x.shape[1]
         if first_only:

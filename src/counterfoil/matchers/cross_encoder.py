@@ -281,6 +281,27 @@ class CrossEncoder(FragmentMatcher):
         first = states.index_select(0, packing.starts)
         return CrossStates(words, regions, self._pool(first))
 
+    def rollout(self, images: Encoded, texts: Encoded) -> Tensor:
+        """Attention rollout [n, W] from the first token to the words; image ``k`` with text ``k``.
+
+        The attention of each layer is averaged over its heads and mixed in equal shares with the
+        residual connection; the product over the layers says how much of each input token reaches
+        the state that is scored (Abnar and Zuidema 2020). It is 0 at padding and never negative.
+        """
+        index = torch.arange(len(images), device=images.mask.device)
+        states, packing = PairTokens.of(images, texts).sequences(index, index)
+        flow: Tensor | None = None
+        for layer in self.transformer.layers:
+            attention = layer.attention(states, packing).mean(1)
+            mixed = (attention + torch.eye(packing.longest, device=attention.device)) / 2
+            flow = mixed if flow is None else mixed @ flow
+            states = layer(states, packing)
+        assert flow is not None  # noqa: S101 - a transformer has at least one layer
+        width = min(texts.mask.shape[1], packing.longest)
+        words = flow.new_zeros(texts.mask.shape)
+        words[:, :width] = flow[:, 0, :width]
+        return words.masked_fill(~texts.mask, 0.0)
+
     def _scores(self, images: Encoded, texts: Encoded, rows: Tensor, columns: Tensor) -> Tensor:
         """Scores of pairs in the given order, as in training."""
         pairs = PairTokens.of(images, texts)

@@ -3,45 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
-from counterfoil.core.errors import ConfigError, DataError
-from counterfoil.core.tensors.modes import Trained, eval_mode
-from counterfoil.data.batches.collate import ImageBatch, TextBatch, pad_fragments, pad_texts
+from counterfoil.core.errors import DataError
+from counterfoil.core.tensors.modes import eval_mode
+from counterfoil.data.batches.collate import pad_fragments
 from counterfoil.data.fragments import Fragments
-from counterfoil.data.text.tokenizers import TextProcessor, require_known, without, words_of_tokens
+from counterfoil.data.text.tokenizers import require_known, words_of_tokens
 from counterfoil.data.text.words import CaptionWord, caption_words
 from counterfoil.encoders import Encoded
-from counterfoil.matchers.base import Matcher
 from counterfoil.matchers.chamfer import SmoothChamfer
 from counterfoil.matchers.cross_encoder import CrossEncoder
-from counterfoil.matchers.ensemble import EnsembleMatcher, split_members
-from counterfoil.matchers.fragment_matcher import FragmentMatcher, WordParts
+from counterfoil.matchers.ensemble import EnsembleMatcher
+from counterfoil.matchers.fragment_matcher import WordParts
 from counterfoil.matchers.naaf import NAAF
-from counterfoil.models.match import METHODS, Floats, Match, Method, WordEffect, Yardstick
+from counterfoil.models.match import Floats, Match, Method, WordEffect
+from counterfoil.models.word_effects import (
+    Explainable,
+    default_method,
+    encode_captions,
+    word_effects,
+    word_parts,
+)
 
 SOFTMAX_SCALE = 10.0
 """Inverse temperature of word-to-region attention, for matchers without their own."""
-
-
-class Explainable(Trained, Protocol):
-    """The parts of a `Model` that explanations use."""
-
-    text: TextProcessor
-    matcher: Matcher
-    yardstick: Yardstick | None
-
-    @property
-    def device(self) -> torch.device: ...
-
-    def encode_images(self, images: ImageBatch) -> Encoded: ...
-
-    def encode_texts(self, texts: TextBatch) -> Encoded: ...
 
 
 @torch.inference_mode()
@@ -73,14 +64,16 @@ def explain_pair(
         raise DataError("the caption has no words; give at least one word to explain")
     read = require_known(model.text, caption)
     known = caption_words(read.text)
-    texts = _encode(model, [read.text])
+    texts = encode_captions(model, [read.text])
     parts = word_parts(model, image, texts)
-    by_parts = _choose_method(model, parts, method) == "parts"
+    chosen = method or default_method(model, image, read.text)
+    by_parts = chosen == "parts" and parts is not None
     if by_parts and parts is not None:
         words, specials = merge_parts(model, read.text, known, parts)
     else:
         attention = _attention(model, image, texts) if parts is None else parts.weights.float()
-        words, specials = _leave_one_out(model, image, read.text, known, attention), []
+        effects = word_effects(model, image, [read.text], chosen)[0].tolist()
+        words, specials = _with_attention(model, read.text, known, effects, attention), []
     weights = words[0].region_weights
     zeros = None if weights is None else np.zeros_like(weights)
     unknown = [
@@ -92,26 +85,12 @@ def explain_pair(
         score=float(model.matcher(image, texts)[0, 0]),
         words=sorted([*words, *unknown], key=lambda word: word.span or (0, 0)),
         specials=specials,
-        method="parts" if by_parts else "leave-one-out",
+        method=chosen,
         additive=by_parts and parts is not None and parts.additive,
         boundary=boundary_of(model),
         boxes=boxes,
         yardstick=model.yardstick,
     )
-
-
-def _choose_method(model: Explainable, parts: WordParts | None, method: Method | None) -> Method:
-    """The given method, or the one that was better on dev, or parts if there are any."""
-    if parts is None:
-        if method == "parts":
-            raise ConfigError(
-                "this matcher has no parts per word; use method 'leave-one-out' or leave it out"
-            )
-        return "leave-one-out"
-    if method is not None and method not in METHODS:
-        raise ConfigError(f"method: expected one of {', '.join(METHODS)}, got {method!r}")
-    measured = model.yardstick.word_method if model.yardstick is not None else None
-    return method or measured or "parts"
 
 
 @torch.inference_mode()
@@ -126,7 +105,7 @@ def word_map(model: Explainable, image: Fragments, caption: str) -> tuple[list[s
         raise DataError("the caption has no words; give at least one word to map")
     with eval_mode(model):
         images = model.encode_images(pad_fragments([image]).to(model.device))
-        texts = _encode(model, [caption])
+        texts = encode_captions(model, [caption])
         if isinstance(model.matcher, NAAF):
             values: Tensor | None = model.matcher.beyond_boundary(images, texts)
         else:
@@ -148,35 +127,6 @@ def boundary_of(model: Explainable) -> float | None:
     """NAAF's current boundary; None for other matchers."""
     matcher = model.matcher
     return matcher.boundary_of(matcher.directions[0]) if isinstance(matcher, NAAF) else None
-
-
-def word_parts(model: Explainable, image: Encoded, text: Encoded) -> WordParts | None:
-    """Parts of the score of one pair, per token; None if the matcher has no such parts."""
-    if not isinstance(model.matcher, EnsembleMatcher):
-        return _word_parts(model.matcher, image, text)
-    count = len(model.matcher.members)
-    each = [
-        _word_parts(member, *pair)
-        for member, *pair in zip(
-            model.matcher.members,
-            split_members(image, count),
-            split_members(text, count),
-            strict=True,
-        )
-    ]
-    parts = [part for part in each if part is not None]
-    if len(parts) < count:
-        return None
-    return WordParts(
-        torch.stack([part.positive for part in parts]).mean(0),
-        torch.stack([part.negative for part in parts]).mean(0),
-        torch.stack([part.weights for part in parts]).mean(0),
-        all(part.additive for part in parts),
-    )
-
-
-def _word_parts(matcher: nn.Module, image: Encoded, text: Encoded) -> WordParts | None:
-    return matcher.word_parts(image, text) if isinstance(matcher, FragmentMatcher) else None
 
 
 def merge_parts(
@@ -202,30 +152,22 @@ def merge_parts(
     return words, [effect(pieces[index], [index], special=True) for index in special]
 
 
-def _leave_one_out(
+def _with_attention(
     model: Explainable,
-    images: Encoded,
     caption: str,
     known: Sequence[CaptionWord],
+    effects: Sequence[float],
     attention: Tensor | None,
 ) -> list[WordEffect]:
-    shortened = _encode(model, [caption, *(without(caption, word) for word in known)])
-    scores = model.matcher(images, shortened)[0].double().cpu()
     attention = None if attention is None else attention.cpu()
     owners = words_of_tokens(model.text, caption, known) if attention is not None else []
-    effects = []
-    for number, (word, score) in enumerate(zip(known, scores[1:].tolist(), strict=True)):
-        effect = float(scores[0]) - score
+    words = []
+    for number, (word, effect) in enumerate(zip(known, effects, strict=True)):
         indices = [index for index, owner in enumerate(owners) if owner == number]
         weights = _mean_weights(attention, indices) if attention is not None else None
         gain, loss, span = max(effect, 0.0), min(effect, 0.0), (word.start, word.end)
-        effects.append(WordEffect(word.text, effect, gain, loss, weights, span))
-    return effects
-
-
-def _encode(model: Explainable, captions: Sequence[str]) -> Encoded:
-    batch = pad_texts([model.text.encode(caption) for caption in captions], model.text.pad)
-    return model.encode_texts(batch.to(model.device))
+        words.append(WordEffect(word.text, effect, gain, loss, weights, span))
+    return words
 
 
 def _attention(model: Explainable, image: Encoded, text: Encoded) -> Tensor | None:

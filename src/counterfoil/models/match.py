@@ -23,9 +23,13 @@ from counterfoil.core.storage.reading import read_text
 from counterfoil.data.text.words import is_content_word
 
 Floats = NDArray[np.float32]
-Method = Literal["parts", "leave-one-out"]
+Method = Literal["parts", "leave-one-out", "mask", "gradient", "rollout", "discrimination"]
 
 METHODS: tuple[Method, ...] = get_args(Method)
+"""Ways to measure the effect of a word; `word_effects` says what each of them is."""
+
+UNSIGNED: tuple[Method, ...] = ("rollout",)
+"""Methods that say how much a word matters, but not whether for or against the match."""
 
 YARDSTICK = "yardstick.json"
 FILE_BYTES = 1 << 16

@@ -201,10 +201,21 @@ def _draw_footer(draw: ImageDraw.ImageDraw, match: Match, y: int) -> None:
         x -= 46
 
 
+METHOD_NOTES = {
+    "leave-one-out": "An effect is how much the score falls when the word is left out "
+    "(leave-one-out).",
+    "mask": "An effect is how much the score falls when a mask replaces the word.",
+    "gradient": "An effect is the gradient of the score by the word's embedding, times the "
+    "embedding.",
+    "rollout": "An effect is the attention that reaches the word; it has no direction.",
+    "discrimination": "An effect is the log odds that the word is original, not replaced.",
+}
+
+
 def method_note(match: Match) -> str:
     """One line about what an effect is."""
-    if match.method == "leave-one-out":
-        return "An effect is how much the score falls when the word is left out (leave-one-out)."
+    if match.method in METHOD_NOTES:
+        return METHOD_NOTES[match.method]
     if not match.additive:
         return "An effect is the word's own part of the score."
     rest = sum(word.effect for word in match.specials)

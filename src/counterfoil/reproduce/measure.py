@@ -40,6 +40,7 @@ from counterfoil.evaluation.judgements import evaluate_judgements as judge_by_pe
 from counterfoil.evaluation.report import Report, RetrievalReport, WordReport
 from counterfoil.evaluation.words.evaluate import evaluate_rule_words, evaluate_words
 from counterfoil.matchers.cross_encoder import CrossEncoder
+from counterfoil.models.match import Method
 from counterfoil.models.model import Model
 from counterfoil.reproduce.columns import OWN, RETRIEVED, FoilOptions, MeasureColumn
 from counterfoil.reproduce.plan import PlannedRun
@@ -232,19 +233,24 @@ class MeasureEvaluator:
     def _words(self, run: PlannedRun, by_rule: bool) -> WordReport:
         """Report on wrong words of drawn scenes, or on words that rules replaced."""
         most = self.options.captions
-        # one method for all rows of a table, whatever each run chose for its explanations
         settings: dict[str, Any] = {
             "bootstrap": 0,
             "seed": self.options.seed,
-            "method": "parts",
             "progress": self.evaluator.progress,
         }
 
-        def measure() -> WordReport:
-            split = self.evaluator.split_of(run)
+        def measure_by(method: Method) -> WordReport:
+            model, split = _model(run), self.evaluator.split_of(run)
             if by_rule:
-                return evaluate_rule_words(_model(run), split, most=most, **settings)
-            return evaluate_words(_model(run), split, max_captions=most, **settings)
+                return evaluate_rule_words(model, split, most=most, method=method, **settings)
+            return evaluate_words(model, split, max_captions=most, method=method, **settings)
+
+        def measure() -> WordReport:
+            # one method for all rows of a table, whatever each run chose for its explanations
+            try:
+                return measure_by("parts")
+            except ConfigError:  # a matcher without parts per word
+                return measure_by("leave-one-out")
 
         return self.cached(self._words_key(run, by_rule), WordReport, measure)
 

@@ -12,12 +12,8 @@ from hypothesis import strategies as st
 
 from counterfoil.core.errors import DataError
 from counterfoil.data.text.words import words
-from counterfoil.evaluation.compositional.blind import (
-    BlindScorer,
-    CaptionModel,
-    read_captions,
-    shuffled,
-)
+from counterfoil.evaluation.caption_model import CaptionModel, read_captions
+from counterfoil.evaluation.compositional.blind import BlindScorer, shuffled
 from counterfoil.evaluation.compositional.readers import Item, Subset
 
 CAPTIONS = [

@@ -10,7 +10,7 @@ from counterfoil.core.errors import DataError
 from counterfoil.data.pairs import Split
 from counterfoil.data.text.words import words
 from counterfoil.evaluation.foils.sets import rule_set
-from counterfoil.evaluation.words.evaluate import ARTICLES, rule_cases
+from counterfoil.evaluation.words.cases import ARTICLES, rule_cases
 from counterfoil.foils.rules import KINDS
 
 CAPTIONS = [

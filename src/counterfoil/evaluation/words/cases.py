@@ -1,8 +1,13 @@
-"""False captions with known wrong words, made from the ground truth of drawn scenes."""
+"""False captions with known wrong words: from the truth of drawn scenes, by rule, or by a model.
+
+Only the truth of drawn scenes makes sure that a foil is false. Rules and models see the captions of
+an image, so a foil may happen to be true; the words of the image's own captions are avoided.
+"""
 
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,12 +24,21 @@ from counterfoil.data.scenes import (
     scene_of,
     tokens,
 )
-from counterfoil.data.text.words import caption_words
-from counterfoil.evaluation.foils.sets import choose_captions
+from counterfoil.data.text.words import caption_words, is_content_word, words
+from counterfoil.evaluation.caption_model import CaptionModel
+from counterfoil.evaluation.foils.sets import FoilSet, choose_captions, foils_by_rule
 from counterfoil.evaluation.foils.truth import has_truth
+from counterfoil.foils import DEFAULT_KINDS
+from counterfoil.foils.grammar import keeps_word_class
+from counterfoil.foils.lexicon import NOUN_FORMS, THINGS
+from counterfoil.foils.rules import in_case_of
+from counterfoil.models.correct import exchanged
 
 KINDS = ("object", "attribute", "count", "relation", "position")
 MAX_WORDS = 3
+ARTICLES = ("a", "an")
+FLUENT = "fluent"
+"""Kind of the exchanges that a language model makes."""
 
 
 @dataclass(frozen=True)
@@ -123,3 +137,107 @@ def _case(image: int, caption: str, foil: Foil) -> FoilCase:
     for position, kind in zip(foil.positions, foil.kinds, strict=True):
         wrong[position] = kind
     return FoilCase(image, caption, foil.text, tuple(wrong))
+
+
+def rule_cases(
+    split: Split,
+    *,
+    kinds: Sequence[str] = DEFAULT_KINDS,
+    per_caption: int = 1,
+    most: int | None = None,
+    seed: int = 0,
+) -> Foils:
+    """The foils of `rule_set`, with the words that each of them exchanged.
+
+    They are usually, not certainly, false of a photo. An article that only agrees with its new noun
+    does not count as wrong.
+    """
+    foils = foils_by_rule(split, kinds, per_caption, most, seed)
+    cases = [
+        _exchange(split, index, foil.text, foil.kind)
+        for index, made in foils.items()
+        for foil in made
+    ]
+    if not cases:
+        raise DataError(f"split '{split.name}': no rule can make any of its captions false")
+    return Foils(cases, len(foils), sum(not made for made in foils.values()))
+
+
+def written_cases(split: Split, foils: FoilSet) -> Foils:
+    """The foils that a model wrote, with the words that each of them exchanged.
+
+    Foils with another number of words are left out.
+    """
+    cases = [
+        _exchange(split, pair.caption, pair.foil, "written")
+        for pair in foils.pairs
+        if len(words(pair.foil)) == len(words(split.texts[pair.caption]))
+    ]
+    if not cases:
+        raise DataError(f"{foils.name}: no foil has as many words as its caption")
+    return Foils(cases, foils.captions, foils.left_out)
+
+
+def fluent_cases(
+    split: Split, language: CaptionModel, *, most: int | None = None, seed: int = 0
+) -> Foils:
+    """One content word per caption, exchanged for one that a language model draws in its place.
+
+    A drawn word is as likely as the words around it allow, so that a language model cannot tell it
+    from a true one. It has the word class of the old one, and neither it nor a name of the same
+    thing is in a caption of the image.
+    """
+    cases: list[FoilCase] = []
+    chosen = choose_captions(split, most, seed)
+    for index in chosen:
+        text = split.texts[index]
+        own = split.captions[int(split.image_of[index])]
+        avoid = {word for caption in own for word in words(caption)}
+        foil = _draw_fluent(text, avoid, language, random.Random(f"{seed}/{index}/{text}"))
+        if foil is not None:
+            cases.append(_exchange(split, index, foil, FLUENT))
+    if not cases:
+        raise DataError(f"split '{split.name}': the language model can exchange no word")
+    return Foils(cases, len(chosen), len(chosen) - len(cases))
+
+
+def _draw_fluent(
+    text: str, avoid: set[str], language: CaptionModel, rng: random.Random
+) -> str | None:
+    tokens, spans = words(text), caption_words(text)
+    places = [k for k, word in enumerate(tokens) if is_content_word(word) and word in language.ids]
+    contexts = language.in_context(text) if places else []
+    for place in rng.sample(places, len(places)):
+        logs = {
+            word: log
+            for word, log in contexts[place].items()
+            if is_content_word(word)
+            and not _names_the_same(word, avoid)
+            and keeps_word_class(tokens, place, word)
+        }
+        if not logs:
+            continue
+        weights = np.exp(np.array(list(logs.values())) - max(logs.values()))
+        new = rng.choices(list(logs), weights.tolist())[0]
+        foil = exchanged(text, place, in_case_of(spans[place].text, new))
+        if len(words(foil)) == len(tokens):
+            return foil
+    return None
+
+
+def _names_the_same(word: str, avoid: set[str]) -> bool:
+    form = NOUN_FORMS.get(word)
+    related = THINGS[form.thing].related if form is not None else ()
+    return word in avoid or not avoid.isdisjoint(related)
+
+
+def _exchange(split: Split, caption: int, foil: str, kind: str) -> FoilCase:
+    """The case of a foil with as many words as its caption; other articles are not wrong."""
+    text = split.texts[caption]
+    pairs = zip(words(text), words(foil), caption_words(foil), strict=True)
+    wrong = tuple(
+        kind if old != new and not (old in ARTICLES and new in ARTICLES) else ""
+        for old, new, word in pairs
+        if not word.is_punctuation
+    )
+    return FoilCase(int(split.image_of[caption]), text, foil, wrong)

@@ -15,15 +15,13 @@ from counterfoil.core.tensors.modes import eval_mode
 from counterfoil.data.batches.collate import pad_fragments
 from counterfoil.data.fragments import Fragments
 from counterfoil.data.pairs import Split
-from counterfoil.data.text.tokenizers import without, words_of_tokens
-from counterfoil.data.text.words import caption_words
 from counterfoil.encoders import Encoded
 from counterfoil.evaluation.ranks import Values
 from counterfoil.evaluation.words.cases import FoilCase
-from counterfoil.models.explain import word_parts
+from counterfoil.evaluation.words.doubts import is_spoken
 from counterfoil.models.match import Method
 from counterfoil.models.model import Model
-from counterfoil.scoring.encode import encode_texts
+from counterfoil.models.word_effects import default_method, variant_scores, word_effects
 
 IMAGE_BATCH = 32
 
@@ -56,8 +54,6 @@ def measure_words(
     The default ``method`` is that of `explain`: the one that was better on dev, if that was
     measured. Parts are taken where the matcher has them, leave-one-out elsewhere.
     """
-    if method is None and model.yardstick is not None:
-        method = model.yardstick.word_method
     table = split.require_fragments()
     progress = progress or Silent()
     groups = [(i, list(group)) for i, group in groupby(cases, key=lambda case: case.image)]
@@ -73,7 +69,10 @@ def measure_words(
                 except DataError as error:
                     skipped.append(f"image {split.ids[image]}: {error}")
             if readable:
-                results += _measure(model, readable, method)
+                fragments = pad_fragments([item for item, _ in readable]).to(model.device)
+                images = model.encode_images(fragments)
+                method = method or _method_of(model, images, readable[0][1][0])
+                results += _measure(model, images, [own for _, own in readable], method)
     if not results:
         raise DataError(f"split '{split.name}' has no readable image")
     return WordScores(
@@ -81,9 +80,13 @@ def measure_words(
         true=np.array([one.true for one in results]),
         false=np.array([one.false for one in results]),
         effects=[one.effects for one in results],
-        method="parts" if all(one.by_parts for one in results) else "leave-one-out",
+        method=str(method),
         skipped=skipped,
     )
+
+
+def _method_of(model: Model, images: Encoded, case: FoilCase) -> Method:
+    return default_method(model, images[:1], case.foil)
 
 
 def average_words(scores: Sequence[WordScores]) -> WordScores:
@@ -110,48 +113,20 @@ class _CaseResult:
     true: float
     false: float
     effects: Values
-    by_parts: bool
 
 
 def _measure(
-    model: Model, group: list[tuple[Fragments, list[FoilCase]]], method: Method | None
+    model: Model, images: Encoded, cases: Sequence[Sequence[FoilCase]], method: Method
 ) -> list[_CaseResult]:
     """Results of the cases of a few images; each caption is scored with its own image only."""
-    images = model.encode_images(pad_fragments([item for item, _ in group]).to(model.device))
-    rows = [(row, case) for row, (_, own) in enumerate(group) for case in own]
-    probe = encode_texts(model, [rows[0][1].foil])
-    by_parts = method != "leave-one-out" and word_parts(model, images[:1], probe) is not None
-    texts = [
-        [case.caption, case.foil, *([] if by_parts else _leave_one_out(case.foil))]
-        for _, case in rows
+    rows = [(row, case) for row, own in enumerate(cases) for case in own]
+    index = torch.tensor([row for row, _ in rows], device=model.device)
+    own_images = images[index]
+    encode = model.text.encode
+    ids = [[encode(case.caption), encode(case.foil)] for _, case in rows]
+    scores = variant_scores(model, own_images, ids)
+    effects = word_effects(model, own_images, [case.foil for _, case in rows], method)
+    return [
+        _CaseResult(case, float(both[0]), float(both[1]), each[is_spoken(case.foil)])
+        for (_, case), both, each in zip(rows, scores, effects, strict=True)
     ]
-    encoded = encode_texts(model, [text for each in texts for text in each])
-    results: list[_CaseResult] = []
-    start = 0
-    for (row, case), own in zip(rows, texts, strict=True):
-        image, block = images[row : row + 1], encoded[start : start + len(own)]
-        start += len(own)
-        scores: Values = model.matcher(image, block)[0].double().cpu().numpy()
-        if by_parts:
-            effects = _effects_of_parts(model, image, block[1:2], case.foil)
-        else:
-            effects = scores[1] - scores[2:]
-        results.append(_CaseResult(case, float(scores[0]), float(scores[1]), effects, by_parts))
-    return results
-
-
-def _leave_one_out(caption: str) -> list[str]:
-    """The caption without each one of its words in turn; punctuation stays."""
-    return [without(caption, w) for w in caption_words(caption) if not w.is_punctuation]
-
-
-def _effects_of_parts(model: Model, image: Encoded, text: Encoded, caption: str) -> Values:
-    parts = word_parts(model, image, text)
-    assert parts is not None  # noqa: S101 - the same matcher had parts for the first pair
-    each = (parts.positive.double() + parts.negative.double()).cpu().numpy()
-    words = caption_words(caption)
-    effects = np.zeros(len(words))
-    for token, owner in enumerate(words_of_tokens(model.text, caption, words)):
-        if owner is not None:
-            effects[owner] += each[token]
-    return effects[[not word.is_punctuation for word in words]]

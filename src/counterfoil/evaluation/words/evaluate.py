@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -10,25 +11,19 @@ from numpy.typing import ArrayLike, NDArray
 from counterfoil.core.errors import ConfigError, DataError
 from counterfoil.core.progress import Progress
 from counterfoil.data.pairs import Split
-from counterfoil.data.text.words import caption_words
-from counterfoil.evaluation.foils.sets import foils_by_rule
 from counterfoil.evaluation.foils.truth import has_truth
 from counterfoil.evaluation.ranks import Values
 from counterfoil.evaluation.report import KindReport, Measured, WordReport
 from counterfoil.evaluation.retrieval import interval
-from counterfoil.evaluation.words.cases import KINDS, FoilCase, Foils, make_foils
+from counterfoil.evaluation.words.cases import KINDS, Foils, make_foils, rule_cases
 from counterfoil.evaluation.words.effects import WordScores, average_words, measure_words
 from counterfoil.foils import DEFAULT_KINDS
-from counterfoil.foils.rules import Foil
-from counterfoil.matchers.fragment_matcher import FragmentMatcher
-from counterfoil.models.match import METHODS, Method
+from counterfoil.models.match import METHODS, UNSIGNED, Method
 from counterfoil.models.model import Model
-from counterfoil.models.store import first_member
 
 CHUNK_CELLS = 4_000_000
 CHOICE_CAPTIONS = 200
 """Captions with exchanged words that choose between the methods of word effects."""
-ARTICLES = ("a", "an")
 
 
 def evaluate_words(
@@ -61,7 +56,7 @@ def report_words(
 ) -> WordReport:
     """The report of word effects measured on foils."""
     images, cluster = np.unique([case.image for case in scores.cases], return_inverse=True)
-    resamples = _Resamples(len(images), bootstrap, seed)
+    resamples = Resamples(len(images), bootstrap, seed)
     cluster_of_word = np.repeat(cluster, [len(case.wrong) for case in scores.cases])
     suspicion = -np.concatenate(scores.effects)
     wrong = np.concatenate([case.labels for case in scores.cases])
@@ -99,7 +94,7 @@ def _kind(
     right: Values,
     suspicion: Values,
     clusters: tuple[NDArray[np.intp], NDArray[np.intp]],
-    resamples: _Resamples,
+    resamples: Resamples,
 ) -> KindReport:
     cluster, cluster_of_word = clusters
     pure = np.array([case.kinds == {kind} for case in scores.cases])
@@ -115,7 +110,7 @@ def _kind(
     )
 
 
-class _Resamples:
+class Resamples:
     """Bootstrap resamples of images: ``counts`` [resamples, images] says how often each is drawn.
 
     Captions of one image are not independent, so whole images are drawn.
@@ -151,44 +146,6 @@ def _measured(value: float, resampled: Values) -> Measured:
     resampled = resampled[~np.isnan(resampled)]
     low, high = interval(100.0 * resampled) if len(resampled) else (0.0, 0.0)
     return Measured(value=100.0 * value, interval=(low, high) if len(resampled) else None)
-
-
-def rule_cases(
-    split: Split,
-    *,
-    kinds: Sequence[str] = DEFAULT_KINDS,
-    per_caption: int = 1,
-    most: int | None = None,
-    seed: int = 0,
-) -> Foils:
-    """The foils of `rule_set`, with the words that each of them exchanged.
-
-    They are usually, not certainly, false of a photo. An article that only agrees with its new noun
-    does not count as wrong.
-    """
-    foils = foils_by_rule(split, kinds, per_caption, most, seed)
-    cases = [
-        FoilCase(int(split.image_of[index]), split.texts[index], foil.text, _wrong_words(foil))
-        for index, made in foils.items()
-        for foil in made
-    ]
-    if not cases:
-        raise DataError(f"split '{split.name}': no rule can make any of its captions false")
-    return Foils(cases, len(foils), sum(not made for made in foils.values()))
-
-
-def _wrong_words(foil: Foil) -> tuple[str, ...]:
-    """Per word of a foil without punctuation, the rule that put it there, or ""."""
-    exchanged = {
-        position
-        for position, old, new in zip(foil.positions, foil.original, foil.replacement, strict=True)
-        if not (old in ARTICLES and new in ARTICLES)
-    }
-    return tuple(
-        foil.kind if position in exchanged else ""
-        for position, word in enumerate(caption_words(foil.text))
-        if not word.is_punctuation
-    )
 
 
 def evaluate_rule_words(
@@ -279,25 +236,26 @@ def _share(part: Values, whole: Values) -> Values:
 
 
 def choose_word_method(model: Model, dev: Split, seed: int = 0) -> Method | None:
-    """The method whose effects find the exchanged words of a split better, by word AUC.
+    """The method whose effects find the exchanged words of a split best, by word AUC.
 
-    None if the matcher has no parts per word, or if the split has no words to exchange.
+    None if there is no choice: no words to exchange, or a model with one method only. Attention
+    rollout is no candidate, because it does not say whether a word speaks for or against a match.
     """
-    if not isinstance(first_member(model.matcher), FragmentMatcher):
-        return None
     try:
         if has_truth(dev):
             made = make_foils(dev, 1, CHOICE_CAPTIONS, seed)
         else:
             made = rule_cases(dev, most=CHOICE_CAPTIONS, seed=seed)
-        aucs = {
-            one: _word_auc(measure_words(model, dev, made.cases, method=one)) for one in METHODS
-        }
-    except (ConfigError, DataError):  # a slow tokenizer, captions no rule knows, effects of NaN
+    except (ConfigError, DataError):  # captions that no rule knows
         return None
-    if not np.isfinite(list(aucs.values())).all():
-        return None
-    return "parts" if aucs["parts"] >= aucs["leave-one-out"] else "leave-one-out"
+    aucs: dict[Method, float] = {}
+    for method in METHODS:
+        if method in UNSIGNED:
+            continue
+        with suppress(ConfigError, DataError):  # the model has no such method; effects of NaN
+            aucs[method] = _word_auc(measure_words(model, dev, made.cases, method=method))
+    finite = {method: auc for method, auc in aucs.items() if np.isfinite(auc)}
+    return max(finite, key=finite.__getitem__) if len(finite) > 1 else None
 
 
 def _word_auc(scores: WordScores) -> float:

@@ -1,0 +1,127 @@
+"""Thresholds with a known rate of false alarms, by split conformal prediction on trusted captions.
+
+If a caption is right and comes from the same source as the trusted ones, the chance that its
+suspicion exceeds the threshold is at most the given rate, whatever the model is. The same holds for
+words. With n trusted items, the threshold is their ⌈(n + 1)(1 − rate)⌉-th smallest value.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from counterfoil.core.errors import ConfigError, DataError
+from counterfoil.data.pairs import Split
+from counterfoil.evaluation.ranks import Values
+from counterfoil.evaluation.words.doubts import NO_DOUBT
+
+WORD_RATE = 0.05
+"""Rate of false alarms of words without trusted captions; their reference is the audited split."""
+
+MIN_TRUSTED = 100
+"""Trusted captions below which a rate says little: with n, it is off by about 1 / √n."""
+
+
+class Audited(Protocol):
+    """The parts of an `Audit` that thresholds are measured on."""
+
+    @property
+    def split(self) -> Split: ...
+
+    @property
+    def suspicion(self) -> Values: ...
+
+    @property
+    def word_doubts(self) -> dict[int, Values]: ...
+
+    @property
+    def reference(self) -> list[int]: ...
+
+
+@dataclass(frozen=True)
+class FalseAlarms:
+    """Thresholds for captions and words, measured on the trusted captions of a split."""
+
+    rate: float
+    split: str
+    captions: int
+    words: int
+    caption_threshold: float
+    word_threshold: float
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def note(self) -> str:
+        """One line for the reader of a report."""
+        return (
+            f"thresholds for {100 * self.rate:g} % false alarms, from {self.captions} captions and "
+            f"{self.words} words of the trusted split '{self.split}': suspicion above "
+            f"{self.caption_threshold:.3f}, doubt about a word above {self.word_threshold:.2f}"
+        )
+
+
+def conformal_threshold(clean: Values, rate: float) -> float:
+    """The threshold that a new clean value exceeds with a chance of at most ``rate``.
+
+    Infinite if there are too few values for that rate.
+
+    >>> conformal_threshold(np.arange(1.0, 100.0), 0.05)
+    95.0
+    """
+    if not 0.0 < rate < 1.0:
+        raise ConfigError(f"false alarms: expected a rate between 0 and 1, got {rate}")
+    rank = math.ceil(round((len(clean) + 1) * (1.0 - rate), 9))
+    return float(np.sort(clean)[rank - 1]) if rank <= len(clean) else math.inf
+
+
+def word_pool(doubts: Mapping[int, Values], captions: Sequence[int]) -> Values:
+    """Doubts about the words of captions that may be wrong at all."""
+    every = np.concatenate([*(doubts[number] for number in captions), np.empty(0)])
+    return every[every > NO_DOUBT]
+
+
+def calibrate(trusted: Audited, rate: float) -> FalseAlarms:
+    """Thresholds from the audit of a split whose captions are all right."""
+    suspicion = trusted.suspicion[~np.isnan(trusted.suspicion)]
+    words = word_pool(trusted.word_doubts, trusted.reference)
+    needed = max(MIN_TRUSTED, math.ceil(1.0 / max(rate, 1e-9)))
+    if min(len(suspicion), len(words)) < needed:
+        raise DataError(
+            f"split '{trusted.split.name}': {len(suspicion)} trusted captions with {len(words)} "
+            f"words are too few for {100 * rate:g} % false alarms; give at least {needed} of both"
+        )
+    return FalseAlarms(
+        rate=rate,
+        split=trusted.split.name,
+        captions=len(suspicion),
+        words=len(words),
+        caption_threshold=conformal_threshold(suspicion, rate),
+        word_threshold=conformal_threshold(words, rate),
+    )
+
+
+@dataclass(frozen=True)
+class AlarmRates:
+    """Shares of right captions and words that are listed at a nominal rate."""
+
+    nominal: float
+    captions: float
+    words: float
+
+
+def alarm_curve(trusted: Audited, clean: Audited, rates: Sequence[float]) -> list[AlarmRates]:
+    """Actual rates on another split whose captions are all right, for several nominal ones."""
+    suspicion = clean.suspicion[~np.isnan(clean.suspicion)]
+    words = word_pool(clean.word_doubts, clean.reference)
+    curve = []
+    for rate in rates:
+        limits = calibrate(trusted, rate)
+        listed = float((suspicion > limits.caption_threshold).mean())
+        named = float((words > limits.word_threshold).mean()) if len(words) else math.nan
+        curve.append(AlarmRates(rate, listed, named))
+    return curve

@@ -1,0 +1,241 @@
+"""An n-gram language model of captions: how likely a caption is, and which words fit its places."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import math
+import zlib
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from counterfoil.core.errors import DataError
+from counterfoil.core.storage.reading import LINES_BYTES, read_bytes
+from counterfoil.data.text.words import words
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+ORDER = 4
+HELD_OUT = 50
+"""One part in this many, the last, is left out of training, to measure the perplexity. Captions of
+one image follow each other, so single captions would be too easy."""
+
+_BITS = 15  # of a word id: four of them fit into 64 bits
+_BEGIN, _END, _UNKNOWN = 0, 1, 2
+_MAX_WORDS = 2**_BITS - 3
+_MIN_CAPTIONS = 100
+
+CANDIDATES = 200
+"""Words that compete for a place in a caption: the likeliest after the words before it."""
+
+
+@dataclass(frozen=True)
+class _Level:
+    """The n-grams of one order: sorted keys with counts, and sums per context."""
+
+    keys: Ints
+    counts: Floats
+    contexts: Ints
+    totals: Floats
+    kinds: Floats
+    discount: float
+
+    @classmethod
+    def of(cls, keys: Ints, counts: Ints) -> _Level:
+        once, twice = int((counts == 1).sum()), int((counts == 2).sum())
+        contexts, starts = np.unique(keys >> _BITS, return_index=True)
+        return cls(
+            keys,
+            counts.astype(np.float64),
+            contexts,
+            np.add.reduceat(counts.astype(np.float64), starts),
+            np.diff(np.append(starts, len(keys))).astype(np.float64),
+            once / (once + 2 * twice) if once else 0.5,
+        )
+
+    def probabilities(self, keys: Ints, shorter: Floats) -> Floats:
+        """P(word | context), given the probabilities under the context without its first word."""
+        counts = _look_up(self.keys, self.counts, keys)
+        totals = _look_up(self.contexts, self.totals, keys >> _BITS)
+        kinds = _look_up(self.contexts, self.kinds, keys >> _BITS)
+        seen = np.maximum(totals, 1.0)
+        mixed = (
+            np.maximum(counts - self.discount, 0) / seen + self.discount * kinds / seen * shorter
+        )
+        return np.where(totals > 0, mixed, shorter)
+
+
+def _look_up(keys: Ints, values: Floats, wanted: Ints) -> Floats:
+    index = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
+    return np.where(keys[index] == wanted, values[index], 0.0)
+
+
+class CaptionModel:
+    """An n-gram model with interpolated Kneser–Ney smoothing; the same captions give the same.
+
+    Words that occur once are unknown words. ``perplexity`` is measured on the captions held out.
+
+    >>> model = CaptionModel(["a dog runs on the grass", "a cat sits on the mat"] * 100)
+    >>> likely, unlikely = model.log_likelihood(["a dog sits on the grass", "grass the on a dog"])
+    >>> bool(likely > unlikely)
+    True
+    """
+
+    def __init__(self, captions: Sequence[str], order: int = ORDER) -> None:
+        if len(captions) < _MIN_CAPTIONS:
+            raise DataError(
+                f"{len(captions)} captions are too few for a language model; give at least "
+                f"{_MIN_CAPTIONS}"
+            )
+        self.order = order
+        split = len(captions) - len(captions) // HELD_OUT
+        train = [words(text) for text in captions[:split]]
+        frequency = Counter(word for sentence in train for word in sentence)
+        known = [word for word, count in frequency.most_common(_MAX_WORDS) if count > 1]
+        self.ids = {word: number for number, word in enumerate(known, start=_UNKNOWN + 1)}
+        self.names = ["", "", "", *known]
+        self.captions, self.tokens = len(train), sum(map(len, train))
+        self.levels = self._count(self._keys(train))
+        rare = sum(frequency.values()) - sum(frequency[word] for word in known)
+        counts = np.array([1, len(train), rare, *(frequency[word] for word in known)], np.float64)
+        self.log_frequencies = np.log((counts + 1) / (counts + 1).sum())
+        held_out = [words(text) for text in captions[split:]]
+        losses = -np.log(self._probabilities(self._keys(held_out)))
+        self.perplexity = math.exp(float(losses.mean()))
+
+    @classmethod
+    def read(cls, path: Path, order: int = ORDER) -> CaptionModel:
+        """Train on a UTF-8 file with one caption per line, plain or compressed with gzip."""
+        return cls(read_captions(path), order)
+
+    def describe(self) -> str:
+        return (
+            f"{self.order}-gram caption model, {self.captions:,} captions, {self.tokens:,} words "
+            f"({len(self.ids):,} different), perplexity {self.perplexity:.1f} on held-out captions"
+        )
+
+    def log_likelihood(self, texts: Sequence[str]) -> Floats:
+        """Natural log of the probability of each text, with its end."""
+        return np.array([float(one.sum()) for one in self.log_probabilities(texts)])
+
+    def log_probabilities(self, texts: Sequence[str]) -> list[Floats]:
+        """Of each word, given those before it, and of the end of the text."""
+        sentences = [words(text) for text in texts]
+        logs = np.log(self._probabilities(self._keys(sentences)))
+        ends = np.cumsum([len(sentence) + 1 for sentence in sentences])
+        return np.split(logs, ends[:-1])
+
+    def in_context(self, text: str, candidates: int = CANDIDATES) -> list[dict[str, float]]:
+        """For each word, the log probabilities of words in its place, given those on both sides.
+
+        The caption's own word is always among them; ``""`` stands for all unknown words. The most
+        likely ``candidates`` after the words before it compete.
+        """
+        ids = [self.ids.get(word, _UNKNOWN) for word in words(text)]
+        padded = [_BEGIN] * (self.order - 1) + ids + [_END]
+        result = []
+        for place in range(self.order - 1, len(padded) - 1):
+            before = padded[place - self.order + 1 : place]
+            forward = self._next_word(before)
+            ranked = np.argsort(-forward, kind="stable")
+            best = ranked[(ranked != _BEGIN) & (ranked != _END)][:candidates]
+            rivals = np.unique(np.append(best, padded[place]))
+            logs = np.log(forward[rivals]) + self._log_of_following(padded, place, rivals)
+            logs -= np.logaddexp.reduce(logs)
+            names = [self.names[rival] for rival in rivals.tolist()]
+            result.append(dict(zip(names, logs.tolist(), strict=True)))
+        return result
+
+    def surprise(self, text: str) -> Floats:
+        """−log P of each word given those on both sides of it."""
+        pairs = zip(words(text), self.in_context(text), strict=True)
+        return np.array([-logs[word if word in self.ids else ""] for word, logs in pairs])
+
+    def _next_word(self, before: Sequence[int]) -> Floats:
+        """P of every word id after some words."""
+        result = np.full(len(self.ids) + 3, 1.0 / (len(self.ids) + 2))
+        context = 0
+        for size, level in enumerate(self.levels):
+            if size:
+                context |= before[-size] << (_BITS * (size - 1))
+            at = int(np.searchsorted(level.contexts, context))
+            if at == len(level.contexts) or level.contexts[at] != context:
+                break
+            span = slice(*np.searchsorted(level.keys, [context << _BITS, (context + 1) << _BITS]))
+            total = level.totals[at]
+            result *= level.discount * level.kinds[at] / total
+            seen = np.maximum(level.counts[span] - level.discount, 0) / total
+            result[level.keys[span] & _mask(1)] += seen
+        return result
+
+    def _log_of_following(self, ids: Sequence[int], place: int, rivals: Ints) -> Floats:
+        """Log probability of the words after ``place``, with each of ``rivals`` there."""
+        logs = np.zeros(len(rivals))
+        for target in range(place + 1, min(place + self.order, len(ids))):
+            keys = np.zeros(len(rivals), dtype=np.int64)
+            for back in range(self.order):
+                at = target - back
+                keys |= (rivals if at == place else np.int64(ids[at])) << (_BITS * back)
+            logs += np.log(self._probabilities(keys))
+        return logs
+
+    def bag_of_words(self, text: str) -> float:
+        """Sum of the words' log frequencies: what remains of the likelihood without their order."""
+        ids = [self.ids.get(word, _UNKNOWN) for word in words(text)]
+        return float(np.sort(self.log_frequencies[ids]).sum())  # sorted: no order, no rounding
+
+    def _keys(self, sentences: Sequence[Sequence[str]]) -> Ints:
+        """For each word and each end: it and the words before it, packed into one number."""
+        flat: list[int] = []
+        targets: list[int] = []
+        for sentence in sentences:
+            flat += [_BEGIN] * (self.order - 1)
+            targets += range(len(flat), len(flat) + len(sentence) + 1)
+            flat += [self.ids.get(word, _UNKNOWN) for word in sentence]
+            flat.append(_END)
+        ids, index = np.array(flat, dtype=np.int64), np.array(targets, dtype=np.int64)
+        keys = np.zeros(len(index), dtype=np.int64)
+        for back in range(self.order):
+            keys |= ids[index - back] << (_BITS * back)
+        return keys
+
+    def _count(self, keys: Ints) -> list[_Level]:
+        """Levels of order 1, 2 …; the shorter ones count in how many contexts an n-gram occurs."""
+        distinct, counts = np.unique(keys, return_counts=True)
+        levels = [_Level.of(distinct, counts)]
+        for size in range(self.order - 1, 0, -1):
+            distinct, counts = np.unique(distinct & _mask(size), return_counts=True)
+            levels.insert(0, _Level.of(distinct, counts))
+        return levels
+
+    def _probabilities(self, keys: Ints) -> Floats:
+        result = np.full(len(keys), 1.0 / (len(self.ids) + 2))  # any known word, unknown, the end
+        for size, level in enumerate(self.levels, start=1):
+            result = level.probabilities(keys & _mask(size), result)
+        return result
+
+
+def _mask(size: int) -> int:
+    return (1 << (_BITS * size)) - 1
+
+
+def read_captions(path: Path) -> list[str]:
+    """The lines of a UTF-8 file that are not empty; gzip is unpacked."""
+    try:
+        data = read_bytes(path, LINES_BYTES)
+        if data[:2] == b"\x1f\x8b":
+            with gzip.GzipFile(fileobj=io.BytesIO(data)) as file:
+                data = file.read(LINES_BYTES)
+        return [line for line in data.decode("utf-8-sig").split("\n") if line.strip()]
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise DataError(f"{path}: not a whole gzip file ({error})") from None
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror or error})") from None
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path}: not UTF-8 text (byte {error.start})") from None

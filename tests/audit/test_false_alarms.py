@@ -1,0 +1,67 @@
+"""Conformal thresholds: the share of right items above them is what was asked for."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from counterfoil.audit import alarm_curve, audit_split, calibrate
+from counterfoil.audit.false_alarms import MIN_TRUSTED, conformal_threshold, word_pool
+from counterfoil.core.errors import ConfigError, DataError
+from counterfoil.evaluation.words.doubts import NO_DOUBT
+
+
+@given(st.integers(20, 200), st.floats(0.05, 0.5), st.integers(0, 100))
+def test_a_new_value_exceeds_the_threshold_with_the_given_chance(count, rate, seed) -> None:
+    """Exact, by counting: of n + 1 exchangeable values, each one is the new one equally often."""
+    values = np.random.default_rng(seed).permutation(count + 1).astype(float)
+    above = [
+        values[new] > conformal_threshold(np.delete(values, new), rate) for new in range(count + 1)
+    ]
+    assert rate - 1 / (count + 1) - 1e-9 <= np.mean(above) <= rate + 1e-9
+
+
+def test_too_few_values_for_a_rate_list_nothing() -> None:
+    assert conformal_threshold(np.arange(10.0), 0.05) == math.inf
+    assert conformal_threshold(np.arange(19.0), 0.05) == 18.0
+
+
+def test_equal_values_are_no_alarms() -> None:
+    assert not (np.ones(100) > conformal_threshold(np.ones(100), 0.1)).any()
+
+
+@pytest.mark.parametrize("rate", [0.0, 1.0, -0.1, 2.0])
+def test_a_rate_that_is_no_share_is_refused(rate) -> None:
+    with pytest.raises(ConfigError, match="between 0 and 1"):
+        conformal_threshold(np.arange(100.0), rate)
+
+
+def test_words_that_are_never_wrong_do_not_count() -> None:
+    doubts = {0: np.array([NO_DOUBT, 1.0]), 1: np.array([2.0, NO_DOUBT]), 2: np.array([9.0])}
+    assert word_pool(doubts, [0, 1]).tolist() == [1.0, 2.0]
+    assert word_pool(doubts, []).tolist() == []
+
+
+def test_an_audit_lists_the_asked_share_of_right_captions(learned, concepts) -> None:
+    trusted = audit_split(learned, concepts.train)
+    limits = calibrate(trusted, 0.1)
+    assert limits.captions == int((~np.isnan(trusted.suspicion)).sum()) >= MIN_TRUSTED
+    listed = audit_split(learned, concepts.train, false_alarms=limits)
+    share = listed.listed / limits.captions
+    assert 0.1 - 0.03 < share <= 0.1 + 1e-9
+    words = word_pool(listed.word_doubts, listed.reference)
+    assert 0.05 < (words > listed.word_threshold).mean() <= 0.1 + 1e-9
+    assert "10 % false alarms" in listed.summary.notes[-1]
+    curve = alarm_curve(trusted, trusted, (0.05, 0.2))
+    assert [one.nominal for one in curve] == [0.05, 0.2]
+    assert curve[0].captions <= 0.05 < curve[1].captions <= 0.2
+
+
+def test_a_few_trusted_captions_are_refused(learned, concepts) -> None:
+    few = audit_split(learned, concepts.test.select([0, 1]))
+    with pytest.raises(DataError, match="too few for 5 % false alarms"):
+        calibrate(few, 0.05)
