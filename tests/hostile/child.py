@@ -17,6 +17,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -67,6 +68,8 @@ class Doors:
     def __init__(self, base: Path, server: str) -> None:
         self.base, self.server = base, server
         self.scenes = cf.load("scenes-naaf")
+        with suppress(ImportError):  # the import itself takes seconds, of no case
+            from transformers import AutoModel, CLIPModel  # noqa: F401
         self.words = Vocabulary.load(base / "model" / "vocabulary.json")
 
     def pairs(self, path: Path) -> None:

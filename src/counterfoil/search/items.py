@@ -98,9 +98,7 @@ class Items:
             record = None
         if not isinstance(record, dict) or not isinstance(record.get("id"), str):
             path = self.store.segment(self.table.mark.segments[segment].name) / ABOUT
-            raise DataError(
-                f"{path}: damaged (not a description); build the index again"
-            )
+            raise DataError(f"{path}: damaged (not a description); build the index again")
         return record
 
     def rewritten(self, first: int) -> Change:
