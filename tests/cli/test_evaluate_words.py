@@ -40,7 +40,7 @@ def test_a_comparison_that_means_nothing_is_refused(run, cache, options, message
     [
         (["--false-alarms", "0.05"], ConfigError, "belong together"),
         (["--trusted", "dev"], ConfigError, "belong together"),
-        (["--false-alarms", "0", "--trusted", "dev"], ConfigError, "between 0 and 1"),
+        (["--false-alarms", "0", "--trusted", "dev"], ConfigError, "above 0 and below 1"),
         (["--false-alarms", "0.05", "--trusted", "dev"], DataError, "too few"),
     ],
 )

@@ -14,7 +14,15 @@ from torch.utils.checkpoint import checkpoint
 
 from counterfoil.core.errors import ConfigError
 from counterfoil.encoders.encoded import HALVES, Encoded
-from counterfoil.encoders.transformer import EPS, HEAD, Bert, Transformer, in_precision, initialize
+from counterfoil.encoders.transformer import (
+    EPS,
+    HEAD,
+    Bert,
+    Transformer,
+    TransformerLayer,
+    in_precision,
+    initialize,
+)
 from counterfoil.kernels.spec import ScoringJob
 from counterfoil.kernels.tiled import plan_tiles
 from counterfoil.matchers.base import matchers
@@ -292,6 +300,7 @@ class CrossEncoder(FragmentMatcher):
         states, packing = PairTokens.of(images, texts).sequences(index, index)
         flow: Tensor | None = None
         for layer in self.transformer.layers:
+            assert isinstance(layer, TransformerLayer)  # noqa: S101 - nn.ModuleList forgets it
             attention = layer.attention(states, packing).mean(1)
             mixed = (attention + torch.eye(packing.longest, device=attention.device)) / 2
             flow = mixed if flow is None else mixed @ flow

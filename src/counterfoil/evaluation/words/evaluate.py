@@ -255,7 +255,10 @@ def choose_word_method(model: Model, dev: Split, seed: int = 0) -> Method | None
         with suppress(ConfigError, DataError):  # the model has no such method; effects of NaN
             aucs[method] = _word_auc(measure_words(model, dev, made.cases, method=method))
     finite = {method: auc for method, auc in aucs.items() if np.isfinite(auc)}
-    return max(finite, key=finite.__getitem__) if len(finite) > 1 else None
+    if len(finite) < 2:
+        return None
+    best = max(finite.values())
+    return next(method for method, auc in finite.items() if auc == best)
 
 
 def _word_auc(scores: WordScores) -> float:

@@ -163,8 +163,8 @@ def compare_methods(
         weighted = {weight: sides.with_surprise(_mean(combined), weight) for weight in WEIGHTS}
         best_weight = max(WEIGHTS, key=lambda weight: word_auc(sides.dev, weighted[weight].dev))
         for weight in sorted({SURPRISE_WEIGHT, best_weight}):
-            name = f"against the usual, with surprise × {weight:g}"
-            rows.append(_Row(of, name, weighted[weight], weight == best_weight))
+            method = f"against the usual, with surprise × {weight:g}"
+            rows.append(_Row(of, method, weighted[weight], weight == best_weight))
     return _table(first.test.name, name, made, sides, rows, len(true), bootstrap, seed)
 
 
