@@ -6,9 +6,10 @@ a symmetric relation.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from itertools import pairwise
+from types import MappingProxyType
 from typing import TypeVar
 
 from counterfoil.foils.grammar import Tokens, have_same_form, noun_phrases, tag
@@ -49,6 +50,10 @@ def word_swap_sites(tokens: Tokens, avoid: AbstractSet[str]) -> list[Site]:
     tags, fixed = tag(tokens), _fixed_words(tokens)
     phrases = noun_phrases(tags)
     groups = interchangeable(tokens, tags, phrases)
+    groups_of: dict[int, list[Sequence[Span]]] = {}  # a search of all for each edit is quadratic
+    for group in groups:
+        for index in {index for span in group for index in range(*span)}:
+            groups_of.setdefault(index, []).append(group)
     sites = []
     for word_class in _SWAPPED_CLASSES:
         words_of = [
@@ -63,14 +68,18 @@ def word_swap_sites(tokens: Tokens, avoid: AbstractSet[str]) -> list[Site]:
             and not _may_name_the_same(tokens[i], tokens[j])
             and not (j == i + 1 if word_class == NOUN else _are_listed(tags, i, j, word_class))
         ]
-        sites.append([edit for edit in pairs if not _keeps_meaning(tokens, tags, groups, edit)])
+        sites.append([edit for edit in pairs if not _keeps_meaning(tokens, tags, groups_of, edit)])
+    owners: dict[Span, set[int]] = {}
+    for number, group in enumerate(groups):
+        for span in group:
+            owners.setdefault(span, set()).add(number)
     # 's belongs to the word before it
     whole = [s for s in phrases if fixed.isdisjoint(range(*s)) and tokens[s[0]][0].isalnum()]
     sites.append(
         [
             edit
             for one, two in _near_pairs(whole)
-            if not any(one in group and two in group for group in groups)
+            if owners.get(one, set()).isdisjoint(owners.get(two, set()))
             and _content(tokens, tags, one) != _content(tokens, tags, two)
             and (edit := _exchanged_spans(tokens, one, two))
         ]
@@ -95,26 +104,30 @@ def _may_name_the_same(one: str, two: str) -> bool:
 
 
 def _keeps_meaning(
-    tokens: Tokens, tags: Sequence[str], groups: Sequence[Sequence[Span]], edit: Edit
+    tokens: Tokens,
+    tags: Sequence[str],
+    groups_of: Mapping[int, Sequence[Sequence[Span]]],
+    edit: Edit,
 ) -> bool:
     """Whether a group has the same phrases, apart from articles, before and after the edit.
 
     ``a dog and a cat`` means the same when exchanged, ``a red dog and a cat`` does not.
     """
-    new = [edit.get(index, word) for index, word in enumerate(tokens)]
-    for group in groups:
+    for group in groups_of.get(min(edit), ()):
         if all(any(start <= index < end for start, end in group) for index in edit):
-            before, after = (
-                sorted(_content(each, tags, span) for span in group) for each in (tokens, new)
-            )
+            before = sorted(_content(tokens, tags, span) for span in group)
+            after = sorted(_content(tokens, tags, span, edit) for span in group)
             if before == after:
                 return True
     return False
 
 
-def _content(tokens: Tokens, tags: Sequence[str], span: Span) -> list[str]:
-    """The words of a phrase without its determiners."""
-    return [tokens[index] for index in range(*span) if tags[index] != DETERMINER]
+def _content(
+    tokens: Tokens, tags: Sequence[str], span: Span, edit: Mapping[int, str] = MappingProxyType({})
+) -> list[str]:
+    """The words of a phrase without its determiners, after an edit."""
+    kept = [index for index in range(*span) if tags[index] != DETERMINER]
+    return [edit.get(index, tokens[index]) for index in kept]
 
 
 def _near_pairs(items: Sequence[Item]) -> Iterator[tuple[Item, Item]]:
