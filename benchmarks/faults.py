@@ -131,6 +131,13 @@ def _plain(outcome: Try) -> dict[str, Any]:
     }
 
 
+def _place(kill: list[str], has_stages: bool) -> str:
+    """The stage that a kill hit or, of a command without stages, how its moment was drawn."""
+    if has_stages:
+        return kill[1]
+    return "before a disk operation" if kill[0].startswith("operation") else "at a time"
+
+
 def table(results: dict[str, list[dict[str, Any]]]) -> str:
     """The rows in Markdown: kills and faults first, then processes."""
     commands = [["killed with SIGKILL", "tries", "kills", "same bytes after", "where they hit"]]
@@ -153,7 +160,9 @@ def table(results: dict[str, list[dict[str, Any]]]) -> str:
             ends = Counter(kill[1] == "succeeded" for one in tries for kill in one["kills"])
             disks.append([name, str(len(tries)), str(ends[False]), str(ends[True]), share])
         else:
-            where = Counter(kill[1] for one in tries for kill in one["kills"])
+            kills = [kill for one in tries for kill in one["kills"]]
+            aimed = name.startswith("train") or name == "inside a save"
+            where = Counter(_place(kill, aimed) for kill in kills)
             text = ", ".join(f"{place} {count}" for place, count in where.most_common())
             commands.append([name, str(len(tries)), str(where.total()), share, text])
     parts = [part for part in (commands, disks, others, equal) if len(part) > 1]

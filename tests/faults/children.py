@@ -10,6 +10,7 @@ import atexit
 import hashlib
 import importlib
 import os
+import re
 import signal
 import sys
 import threading
@@ -365,11 +366,18 @@ def _of_session(session: int) -> list[int]:
     return found
 
 
+GENERATION = re.compile(r"(?<=-)[0-9]{8}(?=/)")
+"""The number of a segment's commit: a repeated command may need one more."""
+
+
 def digests(folder: Path, names: Iterable[str]) -> dict[str, str]:
-    """SHA-256 of the files below a folder that match the patterns, by path."""
-    paths = {path for name in names for path in folder.glob(name) if path.is_file()}
+    """SHA-256 of the files below a folder that match the patterns, by path, without hidden ones."""
+    found = {path for name in names for path in folder.glob(name) if path.is_file()}
+    paths = [path for path in found if not path.name.startswith(".")]
     return {
-        path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
+        GENERATION.sub("", path.relative_to(folder).as_posix()): hashlib.sha256(
+            path.read_bytes()
+        ).hexdigest()
         for path in sorted(paths)
     }
 

@@ -52,6 +52,8 @@ class Workload:
     start: str | None = None
     stages: tuple[str, ...] = ()
     """Stages that some kills are aimed at."""
+    done: str | None = None
+    """What a repeated command says if nothing was left to do."""
 
 
 def _train(name: str, recipe: str, settings: list[str], guide: bool = False) -> Workload:
@@ -128,6 +130,7 @@ def _index_compact(root: Path, folder: Path) -> list[str]:
 
 
 INDEX = ("index/**/*",)
+SEGMENTS = ("index/**/segments/*/*",)  # the manifests count commits
 WORKLOADS = {
     one.name: one
     for one in (
@@ -141,8 +144,8 @@ WORKLOADS = {
         Workload("audit", *_same(_audit), ("audit/*",)),
         Workload("index build", _index, _index_after_kill, INDEX),
         Workload("index add", *_same(_index_add), INDEX, start="index"),
-        Workload("index remove", *_same(_index_remove), INDEX, start="index"),
-        Workload("index compact", *_same(_index_compact), INDEX, start="removed"),
+        Workload("index remove", *_same(_index_remove), INDEX, start="index", done="no such id"),
+        Workload("index compact", *_same(_index_compact), SEGMENTS, start="removed"),
         Workload(
             "reproduce",
             *_same(_reproduce),
@@ -262,7 +265,8 @@ class Workplace:
         missing = [name for name in workload.exist if not (folder / name).is_file()]
         if outcome.kills and (files != expected or missing):
             ended = run_child(words(self.root, folder), folder / "child")
-            if ended.code != 0:
+            done = workload.done is not None and workload.done in ended.output
+            if ended.code != 0 and not done:
                 outcome.problems.append(f"exit code {ended.code}: {ended.output[-1500:]}")
             files = digests(folder, workload.result)
             missing = [name for name in workload.exist if not (folder / name).is_file()]
