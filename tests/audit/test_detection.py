@@ -99,7 +99,7 @@ def test_tuned_weights_are_the_best_of_the_grid_on_the_labels(vectors) -> None:
 
 
 def test_every_method_finds_captions_of_other_images(learned, concepts) -> None:
-    noisy = plant(concepts.test, "random", 0.3, 0, clean=0.0, labelled=0.0)
+    noisy = plant(concepts.test, "random", 0.3, 0, clean=0.0, labeled=0.0)
     neighbors = find_neighbors(learned, noisy.split)
     assert roc_auc(lemon_score(neighbors), noisy.wrong) > 0.8
     every = np.arange(len(noisy.wrong))
@@ -108,13 +108,13 @@ def test_every_method_finds_captions_of_other_images(learned, concepts) -> None:
     np.testing.assert_array_equal(losses, loss_score(learned, noisy.split, every))
 
 
-def truth(wrong, clean, labelled) -> NoisySplit:
-    marks = [np.array(mask, dtype=bool) for mask in (wrong, clean, labelled)]
+def truth(wrong, clean, labeled) -> NoisySplit:
+    marks = [np.array(mask, dtype=bool) for mask in (wrong, clean, labeled)]
     return NoisySplit(None, "random", 0.5, 0, *marks)
 
 
 def test_measures_are_counted_by_hand() -> None:
-    #       measured              clean      labelled
+    #       measured              clean      labeled
     values = np.array([9.0, 7.0, 6.0, 1.0, 5.0, 2.0, 8.0, 3.0])
     noisy = truth([1, 1, 0, 0, 0, 0, 1, 0], [0, 0, 0, 0, 1, 1, 0, 0], [0, 0, 0, 0, 0, 0, 1, 1])
     found = detect(values, noisy)
@@ -123,7 +123,7 @@ def test_measures_are_counted_by_hand() -> None:
     assert found.precision == pytest.approx(200 / 3)
     assert (found.recall, found.f1_clean) == (100, pytest.approx(80))
     # the labels put the threshold at 8: one of two wrong captions
-    assert found.f1_labelled == pytest.approx(200 / 3)
+    assert found.f1_labeled == pytest.approx(200 / 3)
     assert found.curve[-1] == (100, 100)
 
 

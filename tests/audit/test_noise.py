@@ -36,12 +36,12 @@ def test_the_same_seed_plants_the_same_errors(scenes, noise) -> None:
 
 
 def test_a_clean_share_stays_clean_and_is_not_measured(scenes) -> None:
-    noisy = plant(scenes, "random", 0.5, 0, clean=0.25, labelled=0.25)
+    noisy = plant(scenes, "random", 0.5, 0, clean=0.25, labeled=0.25)
     assert not (noisy.clean & noisy.wrong).any()
-    assert (noisy.labelled & noisy.wrong).any()
+    assert (noisy.labeled & noisy.wrong).any()
     assert len(np.unique(scenes.image_of[noisy.clean])) == 10
-    assert len(np.unique(scenes.image_of[noisy.labelled])) == 10
-    assert noisy.measured.sum() == len(scenes.texts) - (noisy.clean | noisy.labelled).sum()
+    assert len(np.unique(scenes.image_of[noisy.labeled])) == 10
+    assert noisy.measured.sum() == len(scenes.texts) - (noisy.clean | noisy.labeled).sum()
 
 
 def test_a_random_error_is_a_caption_of_another_image(scenes) -> None:
@@ -81,7 +81,7 @@ def test_one_caption_is_drawn_per_image(scenes) -> None:
         ("nouns", 0.3, {}, "did you mean 'noun'"),
         ("noun", 0.0, {}, "rate"),
         ("noun", 1.0, {}, "rate"),
-        ("noun", 0.3, {"clean": 0.5, "labelled": 0.5}, "shares"),
+        ("noun", 0.3, {"clean": 0.5, "labeled": 0.5}, "shares"),
     ],
 )
 def test_impossible_noise_is_refused(scenes, noise, rate, shares, message) -> None:

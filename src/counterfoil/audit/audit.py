@@ -176,9 +176,9 @@ def _score_signs(
         k = SIGNS.index(name)
         z = deviations_of(np.where(np.isfinite(values), values, np.nan))
         deviations[captions, k] = z
-        found = np.nan_to_num(evidence(z, CENTERS.get(name, CENTER)))
+        strength = np.nan_to_num(evidence(z, CENTERS.get(name, CENTER)))
         # No evidence if the own image, or this caption, is ahead of all others.
-        signs[captions, k] = np.where(values > 0, found, 0.0) if name in CENTERS else found
+        signs[captions, k] = np.where(values > 0, strength, 0.0) if name in CENTERS else strength
     return deviations, signs
 
 

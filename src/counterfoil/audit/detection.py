@@ -125,8 +125,8 @@ def method_scores(
     """The score [captions] of each method, higher for wrong captions; NaN if not scored."""
     captions = audit.survey.captions
     neighbors = find_neighbors(model, noisy.split, captions, seed=seed)
-    wrong, labelled = noisy.wrong[captions], noisy.labelled[captions]
-    tuned = tune_lemon(neighbors, wrong, labelled)
+    wrong, labeled = noisy.wrong[captions], noisy.labeled[captions]
+    tuned = tune_lemon(neighbors, wrong, labeled)
 
     def spread(values: Values) -> Values:
         every = np.full(len(noisy.wrong), np.nan)
@@ -156,7 +156,7 @@ class Detection(Report):
     """How well one method detects wrong captions, in percent.
 
     ``f1_clean``: at the threshold that 5 % of the captions of the clean share exceed, so that no
-    error has to be known. ``f1_labelled``: at the threshold that is best on the labelled share.
+    error has to be known. ``f1_labeled``: at the threshold that is best on the labeled share.
     ``f1_best``: at the threshold that is best on the measured captions themselves, which nobody
     knows in practice. ``precision`` and ``recall`` belong to ``f1_clean``. ``curve`` has (recall,
     precision) at equal steps of recall.
@@ -167,7 +167,7 @@ class Detection(Report):
     f1_clean: float
     precision: float
     recall: float
-    f1_labelled: float
+    f1_labeled: float
     f1_best: float
     curve: tuple[tuple[float, float], ...]
 
@@ -181,7 +181,7 @@ def detect(values: Values, noisy: NoisySplit) -> Detection:
     clean = values[noisy.clean & known]
     limit = float(np.quantile(clean, 1 - FALSE_ALARMS)) if len(clean) else np.nan
     precision, recall, f1 = _at(scores > limit, labels)
-    marked = noisy.labelled & known
+    marked = noisy.labeled & known
     _, threshold = best_f1(values[marked], noisy.wrong[marked])
     return Detection(
         auroc=100 * float(ranking.auc()),
@@ -189,7 +189,7 @@ def detect(values: Values, noisy: NoisySplit) -> Detection:
         f1_clean=f1,
         precision=precision,
         recall=recall,
-        f1_labelled=_at(scores >= threshold, labels)[2],
+        f1_labeled=_at(scores >= threshold, labels)[2],
         f1_best=best_f1(scores, labels)[0],
         curve=_curve(scores, labels),
     )
@@ -227,14 +227,14 @@ def _curve(scores: Values, labels: Marks) -> tuple[tuple[float, float], ...]:
     order = np.argsort(-scores, kind="stable")
     hits = np.cumsum(labels[order])
     ends = np.append(np.flatnonzero(np.diff(scores[order])), len(scores) - 1)
-    found, listed = hits[ends], ends + 1
+    wrong_listed, listed = hits[ends], ends + 1
     wanted = np.ceil(hits[-1] * np.arange(1, CURVE_POINTS + 1) / CURVE_POINTS)
-    reached = np.searchsorted(found, wanted)
+    reached = np.searchsorted(wrong_listed, wanted)
     return tuple(
         (round(100 * share, 2), round(precision, 2))
         for share, precision in zip(
-            (found[reached] / hits[-1]).tolist(),
-            (100 * found[reached] / listed[reached]).tolist(),
+            (wrong_listed[reached] / hits[-1]).tolist(),
+            (100 * wrong_listed[reached] / listed[reached]).tolist(),
             strict=True,
         )
     )

@@ -132,14 +132,14 @@ def neighbors_of(
     sides: tuple[list[Side], list[Side]] = ([], [])
     for row in progress.track(rows, "neighbors", len(rows)):
         image, text, same = images[of[row]], texts[row], row[:, None] == pool[None]
-        for found, (own, own_pool), (other, other_pool) in (
+        for side, (own, own_pool), (other, other_pool) in (
             (sides[0], (image, pool_images), (text, pool_texts)),
             (sides[1], (text, pool_texts), (image, pool_images)),
         )[: 1 + by_caption]:
             similar = (own @ own_pool.T).masked_fill(same, -torch.inf)
             values, where = similar.topk(min(count, len(pool)), dim=1)
             gap = 1 - (other[:, None] * other_pool[where]).sum(-1)
-            found.append(_side(values, gap, match[pool[where]], pool[where]))
+            side.append(_side(values, gap, match[pool[where]], pool[where]))
     joined = [
         Side(*(np.concatenate([getattr(part, name) for part in parts]) for name in NAMES))
         for parts in sides

@@ -42,7 +42,7 @@ class NoisySplit:
     """A split with planted errors.
 
     Masks over its captions: ``wrong``, those with an error; ``clean``, those of images that the
-    owner has checked and that have none; ``labelled``, those of images whose errors the owner has
+    owner has checked and that have none; ``labeled``, those of images whose errors the owner has
     marked. Detection is measured on the others.
     """
 
@@ -52,11 +52,11 @@ class NoisySplit:
     seed: int
     wrong: Marks
     clean: Marks
-    labelled: Marks
+    labeled: Marks
 
     @property
     def measured(self) -> Marks:
-        return ~(self.clean | self.labelled)
+        return ~(self.clean | self.labeled)
 
 
 def check_noise(noise: str, rate: float) -> None:
@@ -75,23 +75,23 @@ def plant(
     seed: int,
     *,
     clean: float = SHARE,
-    labelled: float = SHARE,
+    labeled: float = SHARE,
 ) -> NoisySplit:
     """Make a share ``rate`` of the captions wrong, outside a ``clean`` share of the images.
 
     If too few captions can be made wrong in this way, as those without a noun, all of them are.
     """
     check_noise(noise, rate)
-    if min(clean, labelled) < 0 or clean + labelled >= 1:
+    if min(clean, labeled) < 0 or clean + labeled >= 1:
         raise ConfigError(
-            f"noise: expected clean and labelled shares of less than 1 in all, got {clean} and "
-            f"{labelled}"
+            f"noise: expected clean and labeled shares of less than 1 in all, got {clean} and "
+            f"{labeled}"
         )
     if len(split) < 2:
         raise DataError(f"split '{split.name}': noise needs at least two images")
     rng = np.random.default_rng([seed, NOISES.index(noise)])
     order = rng.permutation(len(split))
-    first, second = round(clean * len(split)), round((clean + labelled) * len(split))
+    first, second = round(clean * len(split)), round((clean + labeled) * len(split))
     checked, marked = (
         np.isin(split.image_of, part) for part in (order[:first], order[first:second])
     )

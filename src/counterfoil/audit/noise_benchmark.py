@@ -46,7 +46,7 @@ COLUMNS = {
     "auroc": "AUROC",
     "auprc": "AUPRC",
     "f1_clean": "F1, clean share",
-    "f1_labelled": "F1, labelled share",
+    "f1_labeled": "F1, labeled share",
     "f1_best": "F1, best",
 }
 
@@ -231,7 +231,7 @@ def select_images(noisy: NoisySplit, images: NDArray[np.int64]) -> NoisySplit:
         split=noisy.split.select(images.tolist()),
         wrong=noisy.wrong[captions],
         clean=noisy.clean[captions],
-        labelled=noisy.labelled[captions],
+        labeled=noisy.labeled[captions],
     )
 
 
@@ -294,7 +294,7 @@ def write_results(folder: Path, cells: Sequence[Cell], drawn: Sequence[Cell] = (
     write_atomically(folder / RESULTS, f'{{"cells": [\n{lines}\n]}}\n')
     write_atomically(folder / "results.md", to_markdown(cells))
     for name, (title, cell) in curves(drawn).items():
-        series = {method: list(found.curve) for method, found in cell.methods.items()}
+        series = {method: list(score.curve) for method, score in cell.methods.items()}
         figure = line_chart(series, title, "recall (%)", "precision (%)")
         save_figure(figure, folder / f"{name}.svg")
 

@@ -158,11 +158,11 @@ def measure_effects(
     with eval_mode(model):
         starts = range(0, len(captions), EFFECT_BATCH)
         for start in progress.track(starts, f"word effects ({split.name})", len(starts)):
-            some = captions[start : start + EFFECT_BATCH]
-            effects |= {caption: [] for caption in some}
+            block = captions[start : start + EFFECT_BATCH]
+            effects |= {caption: [] for caption in block}
             read = {
                 caption: require_known(model.text, split.texts[caption])
-                for caption in some
+                for caption in block
                 if caption_words(split.texts[caption])
             }
             if not read:

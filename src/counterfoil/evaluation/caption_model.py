@@ -140,13 +140,13 @@ class CaptionModel:
         ids = [self.ids.get(word, _UNKNOWN) for word in words(text)]
         padded = [_BEGIN] * (self.order - 1) + ids + [_END]
         result = []
-        for place in range(self.order - 1, len(padded) - 1):
-            before = padded[place - self.order + 1 : place]
+        for position in range(self.order - 1, len(padded) - 1):
+            before = padded[position - self.order + 1 : position]
             forward = self._next_word(before)
             ranked = np.argsort(-forward, kind="stable")
             best = ranked[(ranked != _BEGIN) & (ranked != _END)][:candidates]
-            rivals = np.unique(np.append(best, padded[place]))
-            logs = np.log(forward[rivals]) + self._log_of_following(padded, place, rivals)
+            rivals = np.unique(np.append(best, padded[position]))
+            logs = np.log(forward[rivals]) + self._log_of_following(padded, position, rivals)
             logs -= np.logaddexp.reduce(logs)
             names = [self.names[rival] for rival in rivals.tolist()]
             result.append(dict(zip(names, logs.tolist(), strict=True)))
@@ -174,14 +174,14 @@ class CaptionModel:
             result[level.keys[span] & _mask(1)] += seen
         return result
 
-    def _log_of_following(self, ids: Sequence[int], place: int, rivals: Ints) -> Floats:
-        """Log probability of the words after ``place``, with each of ``rivals`` there."""
+    def _log_of_following(self, ids: Sequence[int], position: int, rivals: Ints) -> Floats:
+        """Log probability of the words after ``position``, with each of ``rivals`` there."""
         logs = np.zeros(len(rivals))
-        for target in range(place + 1, min(place + self.order, len(ids))):
+        for target in range(position + 1, min(position + self.order, len(ids))):
             keys = np.zeros(len(rivals), dtype=np.int64)
             for back in range(self.order):
                 at = target - back
-                keys |= (rivals if at == place else np.int64(ids[at])) << (_BITS * back)
+                keys |= (rivals if at == position else np.int64(ids[at])) << (_BITS * back)
             logs += np.log(self._probabilities(keys))
         return logs
 

@@ -178,11 +178,11 @@ def _masked(model: Explainable, caption: str) -> list[list[int]]:
 def _by_gradient(model: Explainable, images: Encoded, captions: Sequence[str]) -> list[Values]:
     effects: list[Values] = []
     for start in range(0, len(captions), GRADIENT_BATCH):
-        some = captions[start : start + GRADIENT_BATCH]
-        batch = pad_texts([model.text.encode(caption) for caption in some], model.text.pad)
-        rows = torch.arange(start, start + len(some), device=images.mask.device)
+        block = captions[start : start + GRADIENT_BATCH]
+        batch = pad_texts([model.text.encode(caption) for caption in block], model.text.pad)
+        rows = torch.arange(start, start + len(block), device=images.mask.device)
         tokens = _token_gradients(model, images[rows], batch.to(model.device))
-        for caption, each in zip(some, tokens.double().cpu().numpy(), strict=True):
+        for caption, each in zip(block, tokens.double().cpu().numpy(), strict=True):
             effects.append(per_word(model, caption, each))
     return effects
 
@@ -232,9 +232,11 @@ def _normal(batch: Any) -> Any:
 def _of_tokens(model: Explainable, images: Encoded, texts: Encoded, method: Method) -> list[Tensor]:
     """Effects per token [W] of each pair, by a method that reads them off the model."""
     if method == "parts":
-        found = [word_parts(model, images[k : k + 1], texts[k : k + 1]) for k in range(len(images))]
-        parts = [part for part in found if part is not None]
-        if len(parts) < len(found):
+        measured = [
+            word_parts(model, images[k : k + 1], texts[k : k + 1]) for k in range(len(images))
+        ]
+        parts = [part for part in measured if part is not None]
+        if len(parts) < len(measured):
             raise ConfigError(
                 "this matcher has no parts per word; use method 'leave-one-out' or leave it out"
             )

@@ -207,19 +207,19 @@ def _draw_fluent(
     tokens, spans = words(text), caption_words(text)
     places = [k for k, word in enumerate(tokens) if is_content_word(word) and word in language.ids]
     contexts = language.in_context(text) if places else []
-    for place in rng.sample(places, len(places)):
+    for position in rng.sample(places, len(places)):
         logs = {
             word: log
-            for word, log in contexts[place].items()
+            for word, log in contexts[position].items()
             if is_content_word(word)
             and not _names_the_same(word, avoid)
-            and keeps_word_class(tokens, place, word)
+            and keeps_word_class(tokens, position, word)
         }
         if not logs:
             continue
         weights = np.exp(np.array(list(logs.values())) - max(logs.values()))
         new = rng.choices(list(logs), weights.tolist())[0]
-        foil = exchanged(text, place, in_case_of(spans[place].text, new))
+        foil = exchanged(text, position, in_case_of(spans[position].text, new))
         if len(words(foil)) == len(tokens):
             return foil
     return None

@@ -317,13 +317,13 @@ def _table(
 
     def result(row: _Row) -> MethodResult:
         ranking = Ranking(np.concatenate(row.suspicions.test), labels)
-        found = [localized(*pair) for pair in zip(cases, row.suspicions.test, strict=True)]
+        hits = [localized(*pair) for pair in zip(cases, row.suspicions.test, strict=True)]
         return MethodResult(
             model=row.model,
             method=row.method,
             auc=resamples.pooled(ranking.auc, of_word),
             ap=resamples.pooled(ranking.average_precision, of_word),
-            localized=resamples.mean(found, cluster),
+            localized=resamples.mean(hits, cluster),
             dev_auc=word_auc(sides.dev, row.suspicions.dev),
             chosen=row.chosen,
         )
