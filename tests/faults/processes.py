@@ -233,6 +233,8 @@ def compare(root: Path, name: str, count: int, double: bool) -> Difference:
     first, second = (torch.load(folder / "weights.pt") for folder in (one, many))
     assert first.keys() == second.keys()
     for key, value in first.items():
+        if not isinstance(value, Tensor):  # counters of an objective
+            continue
         change = _difference(value, second[key])
         if change > worst:
             worst, parameter = change, key

@@ -32,7 +32,7 @@ GRACE_SECONDS = 5.0
 """Seconds that a process has to finish its writes after torchrun was killed."""
 
 FAILURE_GRACE_SECONDS = 10.0
-"""Seconds that a process has to end after another one of its run has failed."""
+"""Seconds that a process has to end normally after another one of its run has failed."""
 
 WATCH_SECONDS = 1.0
 """Interval at which a process checks the others."""
@@ -210,7 +210,7 @@ class PeerWatch:
     A process that waits for one that has ended may wait for hours: NCCL does not notice, and the
     first process may be validating. So every process stores its error for the others, and a thread
     looks for errors and for processes of this machine that are gone. The main thread has
-    `FAILURE_GRACE_SECONDS` to end; then the thread ends the process.
+    `FAILURE_GRACE_SECONDS` to end normally; then the thread ends the process.
     """
 
     FAILURE = "counterfoil/failure"
@@ -240,10 +240,10 @@ class PeerWatch:
             return self.failure
         with suppress(RuntimeError):  # the store may be gone with the first process
             if self.store.check([self.FAILURE]):
-                failure = json.loads(self.store.get(self.FAILURE))
-                if failure["rank"] != self.rank:
-                    text = f"process {failure['rank']} of this run failed: {failure['message']}"
-                    self.failure = PeerError(text, failure["exit_code"])
+                report = json.loads(self.store.get(self.FAILURE))
+                if report["rank"] != self.rank:
+                    text = f"process {report['rank']} of this run failed: {report['message']}"
+                    self.failure = PeerError(text, report["exit_code"])
                     return self.failure
         for peer in self.peers:
             if peer.is_gone():
