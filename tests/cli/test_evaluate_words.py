@@ -8,7 +8,7 @@ import pytest
 
 from counterfoil.cli import app
 from counterfoil.core.errors import ConfigError, DataError
-from tests.cli.test_audit import cache, pairs, run  # noqa: F401 - fixtures
+from tests.cli.test_audit import pairs, run  # noqa: F401 - fixtures
 from tests.cli.test_cli import invoke, runner
 
 

@@ -19,6 +19,8 @@ from tests.models.test_models import FEATURE_MODELS, make, tiny_bert  # noqa: F4
 
 FILE = Path(__file__).with_name("same_scores.json")
 TOLERANCE = 2e-5
+GSMN_TOLERANCE = 2e-4
+"""Its thresholds turn rounding, which differs between kinds of processors, into larger steps."""
 """Of the scores on another kind of processor, whose sums are of another order."""
 
 
@@ -59,7 +61,10 @@ def test_a_model_scores_as_it_did(name, concepts, tiny_bert, written, request) -
     expected = torch.tensor(stored["values"])
     scale = max(1.0, float(expected.abs().max()))
     assert scores.shape == expected.shape
-    assert float((scores - expected).abs().max()) <= TOLERANCE * scale
+    assert (
+        float((scores - expected).abs().max())
+        <= (GSMN_TOLERANCE if name.startswith("gsmn") else TOLERANCE) * scale
+    )
     if written["machine"] == this_machine():
         assert digest(scores) == stored["sha256"]
 

@@ -88,7 +88,7 @@ def test_every_model_has_the_gradients_of_the_whole_batch(name, concepts, tiny_b
     # GSMN cuts a vector into 16 blocks: of one number each, cosines are ±1 and have no slope
     model = make(name, concepts, tiny_bert, embed_size=48).eval()
     batch = batch_of(model, concepts, PAIRS)
-    assert_same(gradients(model, batch), gradients(model, batch, chunk=3), 1e-6)
+    assert_same(gradients(model, batch), gradients(model, batch, chunk=3), 2e-6)
     model, batch = model.double(), wide(batch)
     assert_same(gradients(model, batch), gradients(model, batch, chunk=3), 1e-10)
 

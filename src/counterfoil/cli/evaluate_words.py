@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -199,7 +198,7 @@ def _show(table: MethodTable, out: Path | None, markdown: bool, as_json: bool) -
 
         write_atomically(out, text)
     if as_json:
-        print_json(json.loads(table.to_json()))
+        print_json(table.as_dict())
     elif markdown:
         typer.echo(table.to_markdown())
     else:

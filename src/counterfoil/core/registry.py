@@ -18,7 +18,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, get_args, get_type_hints
+from types import UnionType
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from counterfoil.core.errors import ArgumentError, ConfigError, nearest
 
@@ -151,7 +152,12 @@ def _check_when_built(entry: Any) -> None:
     def kinds() -> dict[str, set[Any]]:
         """The types of each option that takes a number, and maybe None."""
         hints = get_type_hints(build)
-        types = {key: {*get_args(hints[key])} or {hints[key]} for key in options}
+        unions = (Union, UnionType)
+        types = {
+            key: {*get_args(hint)} if get_origin(hint) in unions else {hint}
+            for key, hint in hints.items()
+            if key in options
+        }
         return {key: one for key, one in types.items() if one <= {int, float, type(None)}}
 
     @functools.wraps(build)

@@ -46,7 +46,7 @@ class Header(BaseModel):
     backend: str
     backend_options: dict[str, Any]
     first_stage: FirstStage
-    dtype: Literal["float16", "float32"]
+    dtype: Literal["float16", "float32", "int8", "binary"]
     shortlist: int = Field(ge=1)
     next_key: int = Field(ge=0)
     first_model: dict[str, str] = Field(default_factory=dict)
