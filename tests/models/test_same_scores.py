@@ -19,9 +19,9 @@ from tests.models.test_models import FEATURE_MODELS, make, tiny_bert  # noqa: F4
 
 FILE = Path(__file__).with_name("same_scores.json")
 TOLERANCE = 2e-5
-GSMN_TOLERANCE = 2e-4
-"""Its thresholds turn rounding, which differs between kinds of processors, into larger steps."""
 """Of the scores on another kind of processor, whose sums are of another order."""
+GSMN_TOLERANCE = 2e-4
+"""GSMN's thresholds turn differences of rounding into larger steps."""
 
 
 def this_machine() -> str:
