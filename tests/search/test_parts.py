@@ -72,20 +72,24 @@ def merge(folder: Path, splits, settings: PartSettings, **options):
 
 
 @pytest.mark.parametrize(
-    ("name", "dtype", "total"),
+    ("name", "dtype", "first_stage", "total"),
     thinned(
         [
-            (name, dtype, total)
+            (name, dtype, first_stage, total)
             for name in NAMES
-            for dtype in ("float16", "float32")
+            for dtype in ("float16", "float32", "int8", "binary")
+            for first_stage in (("auto",) if name == "vse-fc" else ("auto", "fde"))
             for total in (1, 4)
         ],
-        ("naaf", "float16", 4),
-        ("vse-fc", "float32", 4),
+        ("naaf", "float16", "auto", 4),
+        ("vse-fc", "float32", "auto", 4),
+        ("vse-fc", "int8", "auto", 4),
+        ("vse-fc", "binary", "auto", 4),
+        ("chan", "float16", "fde", 4),
     ),
 )
 def test_merged_parts_are_byte_for_byte_the_index_of_one_process(
-    models, splits, tmp_path, name, dtype, total
+    models, splits, tmp_path, name, dtype, first_stage, total
 ) -> None:
     settings = PartSettings(models[name], None, dtype)
     reports = [
@@ -94,8 +98,9 @@ def test_merged_parts_are_byte_for_byte_the_index_of_one_process(
     ]
     assert sum(report.images for report in reports) == 127
     assert sum(report.captions for report in reports) == 253
-    index, added = merge(tmp_path / "parts", splits, settings)
-    whole = one_process(tmp_path / "whole", models[name], splits, dtype=dtype)
+    stage = {"first_stage": first_stage}
+    index, added = merge(tmp_path / "parts", splits, settings, **stage)
+    whole = one_process(tmp_path / "whole", models[name], splits, dtype=dtype, **stage)
     assert content(tmp_path / "parts") == content(tmp_path / "whole")
     assert (added.images, added.captions) == (127, 253)
     assert len(added.left_out) == 2

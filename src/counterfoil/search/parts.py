@@ -31,7 +31,7 @@ from counterfoil.encoders import Encoded
 from counterfoil.models.model import Model
 from counterfoil.models.store import model_digest
 from counterfoil.search.first_stage import ItemEncoder
-from counterfoil.search.items import BLOCK_ITEMS, Block, Items, Side, write_blocks
+from counterfoil.search.items import BLOCK_ITEMS, Block, Items, Side, stored_dtype, write_blocks
 from counterfoil.search.state import SIDES, IndexState
 from counterfoil.search.update import (
     CAPTIONS_PER_BLOCK,
@@ -162,7 +162,7 @@ class _PartWriter:
 
     def commit(self, units: Sequence[tuple[int, int]]) -> None:
         """Encode some blocks, and write them in one step."""
-        dtype, added = self.settings.dtype, _Blocks(self, units)
+        dtype, added = stored_dtype(self.settings.dtype), _Blocks(self, units)
         fills = {"images": added.images, "captions": added.captions}
         changes = {
             side: Change(fill=lambda to, make=make: write_blocks(to, dtype, make()))  # type: ignore[misc]
