@@ -120,11 +120,10 @@ def begun_part(
     """
     folder = part.folder(target)
     with locked_folder(folder, f"making {part}", "wait for it, or make another part"):
-        manifest = _try_read(folder)
-        if manifest is not None and overwrite:
+        if overwrite and (folder / MANIFEST).exists():  # it may be damaged
             _clear(folder)
-            manifest = None
-        if manifest is None and any(path.name != LOCK for path in folder.iterdir()):
+        manifest = _try_read(folder)
+        if manifest is None and not all(_is_own(path) for path in folder.iterdir()):
             raise DataError(f"{folder}: not empty and not a part; delete it, or change --out")
         if manifest is None:
             _write(folder, PartManifest(kind=kind, **vars(part), identity=dict(identity)))
@@ -220,8 +219,14 @@ def _write(folder: Path, manifest: PartManifest) -> None:
     write_atomically(folder / MANIFEST, manifest.model_dump_json(indent=1))
 
 
+def _is_own(path: Path) -> bool:
+    """Whether a folder with nothing else is a part that was killed before its manifest appeared."""
+    return path.name == LOCK or path.name.startswith(f".{MANIFEST}.")
+
+
 def _clear(folder: Path) -> None:
-    for path in folder.iterdir():
+    """Delete all but the lock; the manifest last, so that after a kill the rest is still a part."""
+    for path in sorted(folder.iterdir(), key=lambda path: path.name == MANIFEST):
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
         elif path.name != LOCK:
