@@ -101,11 +101,45 @@ def test_a_server_without_ranges_is_refused(server: RangeServer) -> None:
 def test_a_file_that_changed_meanwhile_is_refused(server: RangeServer) -> None:
     file = RemoteFile.open_url(f"{server.url}/a.tar")
     server.files["a.tar"] = DATA[::-1]
-    with pytest.raises(DataError, match="was changed while it was read"):
+    with pytest.raises(RemoteError, match="was changed while it was read"):
         file.read(0, 10)
     server.files["a.tar"] = b"short"
-    with pytest.raises(DataError, match="changed"):
+    with pytest.raises(RemoteError, match="changed"):
         file.read(100, 10)
+
+
+@pytest.mark.parametrize("status", [401, 403, 404, 416])
+def test_a_file_that_is_refused_midway_is_no_unreadable_image(
+    server: RangeServer, status: int
+) -> None:
+    """Readers leave out an image with a `DataError`; this must end their work."""
+    file = RemoteFile.open_url(f"{server.url}/a.tar")
+    server.statuses = [status]
+    with pytest.raises(RemoteError, match=r"a\.tar: "):
+        file.read(0, 10)
+    assert file.read(0, 10) == DATA[:10]
+
+
+def test_a_file_that_changed_meanwhile_is_refused_through_fsspec(tmp_path) -> None:
+    pytest.importorskip("fsspec")
+    path = tmp_path / "a.tar"
+    path.write_bytes(DATA)
+    file = RemoteFile.open_url(f"file://{path}")
+    path.write_bytes(DATA[::-1])
+    os.utime(path, (1, 1))
+    with pytest.raises(RemoteError, match=r"a\.tar: was changed while it was read; start again"):
+        file.read(0, 10)
+
+
+@pytest.mark.parametrize(
+    ("name", "sent"),
+    [("a b.tar", "a%20b.tar"), ("tüte.tar", "t%C3%BCte.tar"), ("a%20b.tar", "a%20b.tar")],
+)
+def test_an_address_may_have_spaces_and_any_letters(
+    server: RangeServer, name: str, sent: str
+) -> None:
+    server.files[sent] = DATA
+    assert RemoteFile.open_url(f"{server.url}/{name}").read(7, 5) == DATA[7:12]
 
 
 def test_an_empty_file_has_no_bytes(server: RangeServer) -> None:

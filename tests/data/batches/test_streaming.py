@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from counterfoil.core.config import DataConfig, ModelConfig
-from counterfoil.core.errors import DataError, RemoteError
+from counterfoil.core.errors import RemoteError
 from counterfoil.core.storage import remote
 from counterfoil.data import convert, load_pairs
 from counterfoil.data.batches import streaming
@@ -162,7 +162,7 @@ def test_a_broken_connection_takes_the_place_of_a_batch(server, local, text, tmp
     check_same(rest, list(loader_of(local, text))[len(whole) :])
     del server.files["train-00003.tar"]
     *_, last = loader_of(split, text)
-    assert isinstance(last.error, DataError)
+    assert isinstance(last.error, RemoteError)
     assert "train-00003.tar: no such file (404)" in str(last.error)
 
 

@@ -14,13 +14,14 @@ import io
 import itertools
 import os
 import re
+import string
 import threading
 import time
 from collections import OrderedDict
 from collections.abc import Iterator
 from typing import IO, Any, BinaryIO, cast
 from urllib.error import HTTPError, URLError
-from urllib.parse import unquote, urlsplit
+from urllib.parse import quote, unquote, urlsplit
 from urllib.request import HTTPRedirectHandler, Request, build_opener
 
 from counterfoil.core.errors import ConfigError, DataError, MissingExtraError, RemoteError
@@ -209,6 +210,9 @@ class RemoteFile:
                         break
             except _TEMPORARY as error:
                 problem = error
+            except DataError as error:
+                # the whole file fails: a reader must not take it for one unreadable image
+                raise RemoteError(str(error)) from None
             failures = 0 if len(data) > before else failures + 1
         if len(data) < size:
             raise _unreachable(self.url, problem)
@@ -330,7 +334,7 @@ class _Http:
         with answer:
             first, _, size = _content_range(file.url, answer)
             if size != file.size or _http_stamp(answer) != file.stamp:
-                raise DataError(f"{file}: was changed while it was read; start again")
+                raise _changed(file)
             if first != start:
                 raise DataError(f"{file}: the server sent another range than requested")
             while piece := answer.read(min(_CHUNK, end - start)):
@@ -338,7 +342,8 @@ class _Http:
 
     def _request(self, url: str, span: str) -> Any:
         headers = {"Accept-Encoding": "identity", "User-Agent": "counterfoil", "Range": span}
-        request = Request(url, headers=headers)  # noqa: S310 - the scheme was checked
+        address = quote(url, safe=string.punctuation)  # spaces and letters beyond ASCII alone
+        request = Request(address, headers=headers)  # noqa: S310 - the scheme was checked
         return build_opener(_Redirects).open(request, timeout=TIMEOUT_SECONDS)
 
 
@@ -362,6 +367,10 @@ def _refusal(url: str, error: HTTPError) -> Exception:
     if error.code == _RANGE_REFUSED:
         return DataError(f"{safe_url(url)}: shorter than before; was it changed meanwhile?")
     return _TemporaryError(f"{error.code} {error.reason}")
+
+
+def _changed(file: RemoteFile) -> DataError:
+    return DataError(f"{file}: was changed while it was read; start again")
 
 
 def _content_range(url: str, answer: Any) -> tuple[int, int, int]:
@@ -393,6 +402,8 @@ class _Fsspec:
         return size, stamp[:200]
 
     def stream(self, file: RemoteFile, start: int, end: int) -> Iterator[bytes]:
+        if self.status(file.url) != (file.size, file.stamp):
+            raise _changed(file)
         system, path = self._system(file.url)
         yield self._call(file.url, lambda: system.cat_file(path, start=start, end=end))
 
