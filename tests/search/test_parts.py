@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import counterfoil as cf
-from counterfoil.core.errors import BusyError, DataError
+from counterfoil.core.errors import BusyError, ConfigError, DataError
 from counterfoil.core.parts import Part, parts_folder
 from counterfoil.core.progress import Silent
 from counterfoil.core.storage.arrays import ArrayFile
@@ -175,6 +175,42 @@ def test_a_missing_mismatched_or_damaged_part_is_named(models, concepts, splits,
     with pytest.raises(DataError, match="part 2 of 2 is damaged"):
         merge(out, splits, settings)
     assert not out.exists()
+
+
+def test_parts_of_other_features_are_refused(models, concepts, splits, tmp_path) -> None:
+    settings, out = PartSettings(models["vse-fc"], None, "float16"), tmp_path / "out"
+    encode_part(out, splits, Part(1, 2), settings)
+    table = splits[1].fragments
+    np.save(tmp_path / "other.npy", table.features.whole() + 1)
+    other = replace(table, features=ArrayFile(tmp_path / "other.npy"))
+    changed = [splits[0], replace(splits[1], fragments=other)]
+    with pytest.raises(DataError, match="part 1 of 2 was made with another features"):
+        encode_part(out, changed, Part(1, 2), settings)
+    encode_part(out, changed, Part(2, 2), settings)
+    with pytest.raises(DataError, match="part 2 of 2 was made with another features"):
+        merge(out, splits, settings)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="has no limit on open files")
+def test_a_merge_raises_the_limit_on_open_files_or_names_it(
+    models, splits, tmp_path, monkeypatch
+) -> None:
+    import resource
+
+    settings, out = PartSettings(models["vse-fc"], None, "float16"), tmp_path / "out"
+    for number in range(1, 8):
+        encode_part(out, splits, Part(number, 7), settings)
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    low = len(os.listdir("/dev/fd")) + 12
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (low, before[1]))
+        MergedParts.open(out, splits, settings)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (low, before[1]))
+        monkeypatch.setattr(parts, "_raise_file_limit", lambda: None)
+        with pytest.raises(ConfigError, match=r"too many open files .* ulimit -n"):
+            MergedParts.open(out, splits, settings)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 def test_two_writers_of_one_part_are_refused(models, splits, tmp_path) -> None:

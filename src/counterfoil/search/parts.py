@@ -6,8 +6,12 @@ in one process. The merge writes the index: keys, descriptions and first stage.
 
 from __future__ import annotations
 
+import errno
+import sys
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +19,7 @@ import numpy as np
 import torch
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
-from counterfoil.core.errors import DataError
+from counterfoil.core.errors import ConfigError, DataError
 from counterfoil.core.parts import (
     FinishedPart,
     Part,
@@ -25,7 +29,10 @@ from counterfoil.core.parts import (
     finished_parts,
 )
 from counterfoil.core.progress import Progress, Silent
+from counterfoil.core.storage.arrays import RowArray
 from counterfoil.core.storage.segments import Change, SegmentStore
+from counterfoil.data.fragments import PictureRows
+from counterfoil.data.images import RowImage
 from counterfoil.data.pairs import Split
 from counterfoil.encoders import Encoded
 from counterfoil.models.model import Model
@@ -46,6 +53,9 @@ STORE, MANIFEST = "items", "items.json"
 
 BLOCKS_PER_COMMIT = 16
 """Blocks per commit: the most that an interrupted part loses."""
+
+ROWS_COMPARED = 16
+"""Stored rows per split by which parts of other features are refused."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +94,32 @@ class PartSettings:
             "model": model_digest(self.model)[:32],
             "retriever": model_digest(self.retriever)[:32] if self.retriever else "none",
             "dtype": self.dtype,
+            "features": digest_of_values([_features(split) for split in splits]),
         }
+
+
+def _features(split: Split) -> list[Any]:
+    """What tells the features of a split from others: type, size and some of the stored rows."""
+    table = split.fragments
+    if table is None:
+        return []
+    chosen = np.unique(np.linspace(0, len(table) - 1, min(len(table), ROWS_COMPARED)).astype(int))
+    rows = [_stored_digest(table.features, int(table.rows[image])) for image in chosen]
+    return [str(table.features.dtype), table.dim, rows]
+
+
+def _stored_digest(features: RowArray, row: int) -> str:
+    """Of the stored bytes: decoded pixels may differ between machines."""
+    try:
+        if not isinstance(features, PictureRows):
+            data = features.row(row).tobytes()
+        elif isinstance(ref := features.refs[row], RowImage):
+            data = ref.array.row(ref.row).tobytes()
+        else:
+            data = ref.read()
+    except DataError:
+        return "unreadable"
+    return sha256(data).hexdigest()[:16]
 
 
 def encode_part(
@@ -242,6 +277,7 @@ class _PartReader:
             self.records, problems = _read_records(store), store.check()
             self.items = {side: Items(store, side, torch.device("cpu")) for side in SIDES}
         except (DataError, OSError, KeyError, ValueError) as error:
+            _refuse_if_too_many_files(error)
             problems = [str(error)]
         if problems:
             raise self.damaged(problems[0])
@@ -255,6 +291,27 @@ class _PartReader:
             f"{self.part.folder}: {part} is damaged ({reason}); make it again with --part "
             f"{part.number}/{part.total} --overwrite"
         )
+
+
+def _raise_file_limit() -> None:
+    """Allow as many open files as the system permits: the merge opens those of all parts."""
+    if sys.platform == "win32":  # has no limit on open files
+        return
+    import resource
+
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(OSError, ValueError):  # the system may refuse an unlimited number
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def _refuse_if_too_many_files(error: Exception) -> None:
+    """`ConfigError` if there were too many open files: the part is not to blame."""
+    cause = error if isinstance(error, OSError) else error.__context__
+    if isinstance(cause, OSError) and cause.errno in (errno.EMFILE, errno.ENFILE):
+        raise ConfigError(
+            f"too many open files ({cause.strerror}): the merge opens the files of all parts at "
+            "once; raise the limit (see: ulimit -n), or make fewer parts"
+        ) from None
 
 
 @dataclass(frozen=True)
@@ -271,6 +328,7 @@ class MergedParts:
     """The encoded blocks of all parts, as `add_splits` reads them."""
 
     def __init__(self, parts: Sequence[FinishedPart], splits: Sequence[Split]) -> None:
+        _raise_file_limit()
         self.splits = list(splits)
         self.blocks: dict[tuple[str, int], _StoredBlock] = {}
         units = _units(splits)

@@ -128,6 +128,8 @@ def read_into(out: NDArray[Any], descriptor: int, offset: int) -> bool:
 class Descriptor:
     """A file descriptor that is closed with the object, in the process that opened it."""
 
+    pid = 0  # of no process: there is nothing to close if the file cannot be opened
+
     def __init__(self, path: Path) -> None:
         self.fd = open_descriptor(path)
         self.pid = os.getpid()
