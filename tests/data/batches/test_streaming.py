@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 from itertools import pairwise
 
 import numpy as np
 import pytest
 
 from counterfoil.core.config import DataConfig, ModelConfig
-from counterfoil.core.errors import RemoteError
+from counterfoil.core.errors import DataError, RemoteError
 from counterfoil.core.storage import remote
 from counterfoil.data import convert, load_pairs
 from counterfoil.data.batches import streaming
@@ -164,6 +165,19 @@ def test_a_broken_connection_takes_the_place_of_a_batch(server, local, text, tmp
     *_, last = loader_of(split, text)
     assert isinstance(last.error, RemoteError)
     assert "train-00003.tar: no such file (404)" in str(last.error)
+
+
+def test_a_local_shard_of_another_size_changes_the_digest(folder, tmp_path) -> None:
+    copy = shutil.copytree(folder, tmp_path / "shards")
+    layout = find_layout(load_pairs(copy).train)
+    before = layout.digest()
+    assert before == find_layout(load_pairs(folder).train).digest()
+    with (copy / "train-00003.tar").open("ab") as file:
+        file.write(bytes(512))
+    assert layout.digest() != before
+    (copy / "train-00003.tar").unlink()
+    with pytest.raises(DataError, match=r"train-00003\.tar: cannot be read"):
+        layout.digest()
 
 
 def test_a_loader_that_is_left_early_frees_its_memory(server, text, tmp_path) -> None:

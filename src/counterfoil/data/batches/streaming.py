@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from hashlib import sha256
+from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
@@ -57,7 +58,9 @@ class ShardLayout:
     def digest(self) -> str:
         """A digest that differs if shards are added, removed or replaced."""
         parts = [
-            f"{one.url} {one.size} {one.stamp}" if isinstance(one, RemoteFile) else one.name
+            f"{one.url} {one.size} {one.stamp}"
+            if isinstance(one, RemoteFile)
+            else f"{one.name} {_size(one)}"
             for one in self.archives
         ]
         return sha256("\n".join([*parts, str(len(self.ranges))]).encode()).hexdigest()
@@ -72,6 +75,13 @@ class ShardLayout:
     def buffered_ranges(self) -> int:
         """Number of fetched byte ranges in memory: one or two per image."""
         return sum(len(one.buffered) for one in self.archives if isinstance(one, RemoteFile))
+
+
+def _size(shard: Path) -> int:
+    try:
+        return shard.stat().st_size
+    except OSError as error:
+        raise DataError(f"{shard}: cannot be read ({error.strerror})") from None
 
 
 def find_layout(split: Split) -> ShardLayout | None:
