@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import tarfile
 
 import numpy as np
 import pytest
@@ -143,6 +144,18 @@ def test_hostile_members_are_found_as_in_local_shards(server, tmp_path, members,
     found = inspect(f"{server.url}/train.tar", deep=False, cache_dir=tmp_path / "cache").problems
     assert kind in kinds(found)
     assert kinds(found) == kinds(inspect(tmp_path / "train.tar", deep=False).problems)
+
+
+def test_a_problem_is_reported_each_time_a_shard_is_read(server, tmp_path) -> None:
+    path = write_tar(tmp_path / "train.tar", sample("a", ["x"]))
+    with tarfile.open(path, "a") as archive:
+        link = tarfile.TarInfo("b.png")
+        link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
+        archive.addfile(link)
+    server.files["train.tar"] = path.read_bytes()
+    for _ in range(2):
+        report = inspect(f"{server.url}/train.tar", deep=False, cache_dir=tmp_path / "cache")
+        assert "not-a-file" in kinds(report.problems)
 
 
 def test_sizes_are_limited(server, tmp_path, monkeypatch) -> None:

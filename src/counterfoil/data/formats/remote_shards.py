@@ -32,7 +32,7 @@ from counterfoil.data.formats.shards import (
     split_name,
 )
 from counterfoil.data.formats.tar_files import TarMember, read_members
-from counterfoil.data.pairs import Problem, ProblemLog, Severity
+from counterfoil.data.pairs import Problem, ProblemLog
 
 FOLDER = "remote-shards"
 """Folder of the tables of contents in a cache folder."""
@@ -91,8 +91,7 @@ def _read_shard(url: str, cache_dir: Path) -> _Shard:
     if stored is not None:
         return stored
     shard = _walk(file)
-    fatal = any(problem.severity is Severity.FATAL for problem in shard.problems)
-    if file.stamp and not fatal:
+    if file.stamp and not shard.problems:  # they are not stored: each run is to report them
         with suppress(OSError):  # the next run reads the contents again
             write_atomically(path, _dump(shard))
     return shard
