@@ -217,6 +217,19 @@ def test_braces_name_files_in_order() -> None:
         expand_braces("u://" + "{0..9}" * 6)
 
 
+def test_hostile_braces_are_refused_before_they_fill_the_memory(monkeypatch) -> None:
+    with pytest.raises(ConfigError, match="more than 100 braces"):
+        expand_braces("u://" + "{" * 4000)
+    assert len(expand_braces("u://" + "{0..0}" * 100)) == 1
+    monkeypatch.setattr(remote, "MAX_FILES", 50)
+    ranges = []
+    numbers = remote._numbers
+    monkeypatch.setattr(remote, "_numbers", lambda *args: ranges.append(1) or numbers(*args))
+    with pytest.raises(ConfigError, match="more than 50 files"):
+        expand_braces("u://{" + ",".join(["{0..29}"] * 90) + "}")
+    assert len(ranges) == 2  # the other 88 were not expanded
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_a_forked_process_reads_too(server: RangeServer) -> None:
     file = RemoteFile.open_url(f"{server.url}/a.tar")

@@ -55,6 +55,9 @@ MAX_WINDOWS = 8
 MAX_FILES = 100_000
 """Files that one address may name."""
 
+MAX_BRACES = 100
+"""Pairs of braces in one address."""
+
 MAX_ADDRESS = 10_000
 
 _CHUNK = MIB // 4
@@ -112,6 +115,8 @@ def expand_braces(url: str) -> list[str]:
         raise ConfigError(f"{safe_url(url)}: '*' is not expanded; use braces, as in {{000..009}}")
     if len(url) > MAX_ADDRESS:
         raise ConfigError(f"{safe_url(url)}: an address of more than {MAX_ADDRESS:,} characters")
+    if url.count("{") > MAX_BRACES:
+        raise ConfigError(f"{safe_url(url)}: more than {MAX_BRACES} braces")
     return _expanded(url, url)
 
 
@@ -133,11 +138,18 @@ def _expanded(text: str, url: str) -> list[str]:
     if len(options) == 1:
         middles = _numbers(options[0], url)
     else:
-        middles = [one for option in options for one in _expanded(option, url)]
+        middles = []
+        for option in options:
+            middles += _expanded(option, url)
+            _check_count(len(middles), url)
     ends = _expanded(text[end + 1 :], url)
-    if len(middles) * len(ends) > MAX_FILES:
-        raise ConfigError(f"{safe_url(url)}: names more than {MAX_FILES:,} files")
+    _check_count(len(middles) * len(ends), url)
     return [f"{text[:start]}{middle}{rest}" for middle in middles for rest in ends]
+
+
+def _check_count(count: int, url: str) -> None:
+    if count > MAX_FILES:
+        raise ConfigError(f"{safe_url(url)}: names more than {MAX_FILES:,} files")
 
 
 def _numbers(text: str, url: str) -> list[str]:
@@ -146,8 +158,7 @@ def _numbers(text: str, url: str) -> list[str]:
     if match is None or int(match[1]) > int(match[2]):
         raise ConfigError(f"{safe_url(url)}: {{{text[:40]}}} is neither {{000..009}} nor {{a,b}}")
     first, last = int(match[1]), int(match[2])
-    if last - first >= MAX_FILES:
-        raise ConfigError(f"{safe_url(url)}: names more than {MAX_FILES:,} files")
+    _check_count(last - first + 1, url)
     return [f"{number:0{len(match[1])}d}" for number in range(first, last + 1)]
 
 
