@@ -36,7 +36,7 @@ from counterfoil.plots.charts import line_chart, save_figure
 from counterfoil.training.run import new_model
 from counterfoil.training.trainer import Trainer
 
-FORMAT = 1
+FORMAT = 2
 """To increase with every change that makes stored cells incomparable."""
 
 RESULTS, CELLS = "results.json", "cells"
