@@ -116,7 +116,7 @@ def audit_split(
     effects = measure_effects(model, split, chosen, progress)
     # a threshold holds for doubts that are made like those it was measured on
     wanted = false_alarms is None or false_alarms.surprise
-    measured = _measured(split, effects, chosen, wanted)
+    measured = _measured(split, effects, chosen, wanted, progress)
     surprise = any(caption.surprise is not None for caption in measured.values())
     usual = WordDoubts(measured[number] for number in reference)
     scale = _word_scale(usual, measured, reference)
@@ -219,11 +219,15 @@ def _choose(
 
 
 def _measured(
-    split: Split, effects: WordEffects, chosen: list[int], with_surprise: bool
+    split: Split,
+    effects: WordEffects,
+    chosen: list[int],
+    with_surprise: bool,
+    progress: Progress | None,
 ) -> dict[int, MeasuredCaption]:
     """The examined captions with the effects of their words, and the surprise if possible."""
     spoken = [number for number in chosen if effects.words[number]] if with_surprise else []
-    surprise = cross_surprises(split.texts, split.image_of.tolist(), spoken)
+    surprise = cross_surprises(split.texts, split.image_of.tolist(), spoken, progress)
     return {
         number: MeasuredCaption(
             split.texts[number],
