@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -135,6 +137,24 @@ def test_captions_without_a_score_are_left_out() -> None:
     z = standardize({"x": values})["x"]
     assert np.isnan(z[1])
     assert np.argsort(z)[:3].tolist() == [3, 2, 0]
+
+
+def test_folds_keep_probabilities_and_rescale_other_scores() -> None:
+    values = np.array([0.0, 0.01, 0.02, 0.99])
+    names = ("similarity", "LEMoN, fixed weights", "mixture of losses (NCR)", "audit")
+    scaled = standardize(dict.fromkeys(names, values))
+    same = [bool(np.array_equal(scaled[name], values)) for name in names]
+    assert same == [False, False, True, True]
+
+
+def test_words_unknown_to_the_model_do_not_change_a_loss(learned, concepts) -> None:
+    split = concepts.test.select(range(10))
+    every = np.arange(len(split.texts))
+    strange = [[f"{text} zzyzx" for text in texts] for texts in split.captions]
+    with_unknown = replace(split, captions=strange)
+    np.testing.assert_array_equal(
+        loss_score(learned, with_unknown, every), loss_score(learned, split, every)
+    )
 
 
 def test_equal_scores_are_listed_together() -> None:

@@ -55,7 +55,7 @@ def test_an_audit_lists_the_asked_share_of_right_captions(learned, concepts) -> 
     assert 0.1 - 0.03 < share <= 0.1 + 1e-9
     words = word_pool(listed.word_doubts, listed.reference)
     assert 0.05 < (words > listed.word_threshold).mean() <= 0.1 + 1e-9
-    assert "10 % false alarms" in listed.summary.notes[-1]
+    assert any("10 % false alarms" in note for note in listed.summary.notes)
     curve = alarm_curve(trusted, trusted, (0.05, 0.2))
     assert [one.nominal for one in curve] == [0.05, 0.2]
     assert curve[0].captions <= 0.05 < curve[1].captions <= 0.2
@@ -65,3 +65,27 @@ def test_a_few_trusted_captions_are_refused(learned, concepts) -> None:
     few = audit_split(learned, concepts.test.select([0, 1]))
     with pytest.raises(DataError, match="too few for 5 % false alarms"):
         calibrate(few, 0.05)
+
+
+def test_words_are_judged_like_those_that_the_threshold_was_measured_on(
+    learned, concepts, monkeypatch
+) -> None:
+    few, many = concepts.train.select(range(60)), concepts.train
+    smallest = len(many.texts) * 7 // 10
+    assert len(few.texts) < smallest
+    monkeypatch.setattr("counterfoil.evaluation.words.doubts.MIN_LANGUAGE_CAPTIONS", smallest)
+    small, large = audit_split(learned, few), audit_split(learned, many)
+    assert (small.surprise, large.surprise) == (False, True)
+    limits = calibrate(small, 0.1)
+    audited = audit_split(learned, many, false_alarms=limits)
+    assert not limits.surprise
+    assert not audited.surprise
+    assert any("judged without one" in note for note in audited.summary.notes)
+    # the doubts are smaller: all but the surprise of each word, which is never negative
+    with_surprise = word_pool(large.word_doubts, large.reference)
+    assert word_pool(audited.word_doubts, audited.reference).mean() < with_surprise.mean()
+    reverse = audit_split(learned, few, false_alarms=calibrate(large, 0.1))
+    assert any("fewer wrong words are named" in note for note in reverse.summary.notes)
+    for one, other in [(small, large), (large, small)]:
+        with pytest.raises(DataError, match="alike in size"):
+            alarm_curve(one, other, [0.1])

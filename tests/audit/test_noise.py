@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -92,3 +93,9 @@ def test_impossible_noise_is_refused(scenes, noise, rate, shares, message) -> No
 def test_a_single_image_has_no_donor(scenes) -> None:
     with pytest.raises(DataError, match="two images"):
         plant(scenes.select([0]), "random", 0.3, 0)
+
+
+def test_captions_of_a_single_image_cannot_be_exchanged(scenes) -> None:
+    alone = replace(scenes, captions=[scenes.captions[0], *([] for _ in range(len(scenes) - 1))])
+    with pytest.raises(DataError, match="captions of at least two images, got those of 1"):
+        plant(alone, "random", 0.3, seed=0, clean=0.0, labeled=0.0)

@@ -12,6 +12,8 @@ from counterfoil.audit.noise_benchmark import (
     Benchmark,
     Given,
     SelfTrained,
+    by_label,
+    curves,
     fill_page,
     groups,
     read_cells,
@@ -76,7 +78,8 @@ def test_a_cell_that_is_stored_is_not_measured_again(cells, task, monkeypatch) -
 def test_results_are_read_back_without_the_single_cells(cells, task, tmp_path) -> None:
     write_results(tmp_path, cells, drawn=cells)
     assert read_cells(tmp_path) == read_cells(task.out) == cells
-    assert [path.name for path in tmp_path.glob("*.svg")] == ["test-random-30-learned.svg"]
+    name = f"test-random-30-{cells[0].captions}-learned.svg"
+    assert [path.name for path in tmp_path.glob("*.svg")] == [name]
     assert json.loads((tmp_path / "results.json").read_text())["cells"][0]["noise"] == "random"
 
 
@@ -91,6 +94,22 @@ def test_a_table_has_means_and_deviations_over_seeds(cells) -> None:
     assert "2 seeds" in to_markdown(cells)
 
 
+def test_cells_of_different_settings_are_no_seeds_of_each_other(cells) -> None:
+    other = [
+        cell.model_copy(update={"settings": {**cell.settings, "examined": 7}}) for cell in cells
+    ]
+    (group,) = groups([*cells, *other]).values()
+    assert [(label, len(own)) for label, own in by_label(group).items()] == [
+        ("learned (1)", 2),
+        ("learned (2)", 2),
+    ]
+    table = rows(group)
+    assert [row[0] for row in table[1:]] == ["learned (1)"] * 5 + ["learned (2)"] * 5
+    assert [row[1:] for row in table[1:6]] == [row[1:] for row in rows(cells)[1:]]
+    count = cells[0].captions
+    assert list(curves(group)) == [f"test-random-30-{count}-learned-{k}" for k in (1, 2)]
+
+
 def test_a_page_is_filled_between_its_marks(cells, tmp_path) -> None:
     page = tmp_path / "page.md"
     page.write_text("before\n<!-- audit-results -->\nold\n<!-- /audit-results -->\nafter\n")
@@ -102,9 +121,11 @@ def test_a_page_is_filled_between_its_marks(cells, tmp_path) -> None:
     assert to_markdown(cells) in text
     fill_page(page, cells)
     assert page.read_text() == text
-    (tmp_path / "test-random-30-learned.svg").write_text("<svg/>")
+    picture = f"test-random-30-{cells[0].captions}-learned.svg"
+    (tmp_path / picture).write_text("<svg/>")
     fill_page(page, cells, ".")
-    assert "(./test-random-30-learned.svg)" in page.read_text()
+    assert f"(./{picture})" in page.read_text()
+    assert f"{cells[0].captions:,} captions, seed 0](" in page.read_text()
     page.write_text("no marks")
     with pytest.raises(DataError, match="marks"):
         fill_page(page, cells)

@@ -7,6 +7,9 @@ import json
 import pytest
 
 from counterfoil.core.errors import ConfigError, DataError
+from counterfoil.models import save_pretrained
+from counterfoil.training.run_folder import load_model
+from tests.cli.test_audit import pairs, run  # noqa: F401 - fixtures
 from tests.cli.test_cli import invoke
 
 
@@ -45,3 +48,14 @@ def test_wrong_settings_are_refused_before_any_work(cache, tmp_path) -> None:
         invoke("audit", "benchmark", "--scale", "smoke", *task, "train.epoch=1")
     with pytest.raises(DataError, match="no stored results"):
         invoke("audit", "benchmark", "--render-page", tmp_path / "x.md", "--out", tmp_path / "y")
+
+
+def test_models_with_different_features_are_refused(run, cache, tmp_path) -> None:  # noqa: F811
+    model = load_model(run, "cpu")
+    model.fragments_options = {"count": 3}
+    save_pretrained(model, tmp_path / "other")
+    with pytest.raises(ConfigError, match=r"other: reads features .*count=3.*one at a time"):
+        invoke(
+            *("audit", "benchmark", *asked(cache, tmp_path / "out"), "--split", "test"),
+            *("--model", run, "--model", tmp_path / "other"),
+        )

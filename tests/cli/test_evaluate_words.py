@@ -7,7 +7,9 @@ import json
 import pytest
 
 from counterfoil.cli import app
+from counterfoil.cli.evaluate_words import _language
 from counterfoil.core.errors import ConfigError, DataError
+from counterfoil.data.pairs import Pairs
 from tests.cli.test_audit import pairs, run  # noqa: F401 - fixtures
 from tests.cli.test_cli import invoke, runner
 
@@ -57,3 +59,14 @@ def test_right_captions_are_listed_at_the_rate(run, cache, tmp_path) -> None:  #
     assert found["false_alarms"]["captions"] == found["captions"] == 100
     assert found["listed"]["captions"] <= 20
     assert found["listed"]["captions"] >= 17
+    shown = invoke(*asked[:-1], "--false-alarms", 0.2, "--trusted", "train")
+    assert "(--false-alarms)" in shown
+    assert "(--threshold)" not in shown
+
+
+def test_a_language_model_needs_enough_training_captions(pairs) -> None:  # noqa: F811
+    few = Pairs("few", {"train": pairs.train.select(range(4))})
+    assert _language(None, few, "rules") is None
+    with pytest.raises(ConfigError, match="at least 100 captions"):
+        _language(None, few, "fluent")
+    assert _language(None, pairs, "fluent") is not None

@@ -57,6 +57,7 @@ class Audit:
     images, ``signs`` [captions, signs] the evidence for its reasons. ``word_effects`` are the words
     of the examined captions, ``word_doubts`` the doubts about them; those above ``word_threshold``
     are named as wrong. ``reference`` are the examined captions that were drawn at random.
+    ``surprise``: whether the doubts include the surprise of a language model.
     """
 
     split: Split
@@ -70,6 +71,7 @@ class Audit:
     word_effects: WordEffects
     word_threshold: float
     reference: list[int]
+    surprise: bool
 
     @property
     def listed(self) -> int:
@@ -112,7 +114,10 @@ def audit_split(
     deviations, signs = _score_signs(survey, duplicates, neighbors)
     chosen, reference = _choose(combine(deviations[captions]), captions, examined, seed)
     effects = measure_effects(model, split, chosen, progress)
-    measured = _measured(split, effects, chosen)
+    # a threshold holds for doubts that are made like those it was measured on
+    wanted = false_alarms is None or false_alarms.surprise
+    measured = _measured(split, effects, chosen, wanted, progress)
+    surprise = any(caption.surprise is not None for caption in measured.values())
     usual = WordDoubts(measured[number] for number in reference)
     scale = _word_scale(usual, measured, reference)
     if scale is not None:
@@ -136,7 +141,8 @@ def audit_split(
         findings = corrector.correct_all(findings, details, progress)
     summary = summarize(split, survey, signs, suspicion, duplicates, effects)
     if false_alarms is not None:
-        summary = summary.model_copy(update={"notes": (*summary.notes, false_alarms.note())})
+        notes = (*summary.notes, *false_alarms.notes(surprise))
+        summary = summary.model_copy(update={"notes": notes})
     return Audit(
         split,
         summary,
@@ -149,6 +155,7 @@ def audit_split(
         effects,
         word_threshold,
         reference,
+        surprise,
     )
 
 
@@ -211,10 +218,16 @@ def _choose(
     return sorted({*rest.tolist(), *reference.tolist()}), reference.tolist()
 
 
-def _measured(split: Split, effects: WordEffects, chosen: list[int]) -> dict[int, MeasuredCaption]:
-    """The examined captions that have words, with the effects and the surprise of these."""
-    spoken = [number for number in chosen if effects.words[number]]
-    surprise = cross_surprises(split.texts, split.image_of.tolist(), spoken)
+def _measured(
+    split: Split,
+    effects: WordEffects,
+    chosen: list[int],
+    with_surprise: bool,
+    progress: Progress | None,
+) -> dict[int, MeasuredCaption]:
+    """The examined captions with the effects of their words, and the surprise if possible."""
+    spoken = [number for number in chosen if effects.words[number]] if with_surprise else []
+    surprise = cross_surprises(split.texts, split.image_of.tolist(), spoken, progress)
     return {
         number: MeasuredCaption(
             split.texts[number],

@@ -18,7 +18,7 @@ from counterfoil.audit.findings import (
     UnknownWord,
     WrongWord,
 )
-from counterfoil.audit.survey import SplitSurvey
+from counterfoil.audit.survey import POOL_SIZE, SplitSurvey
 from counterfoil.audit.suspicion import SIGNS, Values, WordEffects, named_signs
 from counterfoil.core.errors import DataError
 from counterfoil.core.progress import Progress, Silent
@@ -70,10 +70,9 @@ class Describer:
 
     def _finding(self, kind: Kind, number: int, position: int, quantile: float) -> Finding:
         survey, split = self.survey, self.split
-        score, other = float(survey.own[number]), int(survey.other[number])
-        best = float(survey.other_score[number]) if other >= 0 else None
+        score = float(survey.own[number])
+        best = float(survey.other_score[number]) if survey.other[number] >= 0 else None
         words = self._wrong_words(number) if kind == "mismatch" else ()
-        rival = best is not None and survey.rank[number] > 1
         near = self.duplicates.get(number)
         return Finding(
             kind=kind,
@@ -90,9 +89,7 @@ class Describer:
             reasons=self._reasons(number, kind, quantile, words),
             wrong_words=words,
             words_examined=number in self.effects.words,
-            better_image=OtherImage(image=split.ids[other], score=best)
-            if rival and best is not None
-            else None,
+            better_image=self._better_image(number),
             better_caption=self._better_caption(number) if kind == "mismatch" else None,
             near_duplicate=self._caption(near.caption, near.similarity) if near else None,
             near_duplicate_images=near.others if near else 0,
@@ -132,13 +129,24 @@ class Describer:
         if sign == "other-caption":
             pool = survey.pool_score[int(survey.image_of[number])]
             better = int((pool > survey.own[number]).sum())
-            return f"{better} or more captions of other images fit this image better"
+            more = " or more" if better == POOL_SIZE else ""  # no others are stored
+            fit = "caption of another image fits" if better == 1 else "captions of other images fit"
+            return f"{better}{more} {fit} this image better"
         if sign == "neighbors":
             return "the captions of this image and of similar ones are unlike this caption"
         if not words:
             return "the caption as a whole fits less than usual; no single word stands out"
-        named = ", ".join(f"“{word.word}”" for word in words)
-        return f"{named} {'does' if len(words) == 1 else 'do'} less for the match than usual"
+        weak = [word.word for word in words if word.effect < word.usual]
+        # their effect is usual: only the language model put them in doubt
+        unlikely = [word.word for word in words if word.effect >= word.usual]
+        parts = []
+        if weak:
+            does = "does" if len(weak) == 1 else "do"
+            parts.append(f"{_quoted(weak)} {does} less for the match than usual")
+        if unlikely:
+            be = "is" if len(unlikely) == 1 else "are"
+            parts.append(f"{_quoted(unlikely)} {be} unlikely among the other words")
+        return "; ".join(parts)
 
     def _wrong_words(self, number: int) -> tuple[WrongWord, ...]:
         """The words that are in doubt, in the order of the caption.
@@ -174,6 +182,17 @@ class Describer:
             if not word.is_punctuation
         )
 
+    def _better_image(self, number: int) -> OtherImage | None:
+        """The best other image that fits at least as well, and has no near-duplicate caption."""
+        near = self.duplicates.get(number)
+        rivals = zip(self.survey.rivals[number], self.survey.rival_score[number], strict=True)
+        for image, score in rivals:
+            if image < 0 or score < self.survey.own[number]:
+                return None
+            if near is None or int(image) not in near.images:
+                return OtherImage(image=self.split.ids[int(image)], score=float(score))
+        return None
+
     def _better_caption(self, number: int) -> OtherCaption | None:
         """The best caption of another image, or None if this caption scores higher.
 
@@ -192,6 +211,10 @@ class Describer:
     def _caption(self, number: int, score: float) -> OtherCaption:
         image = self.split.ids[int(self.split.image_of[number])]
         return OtherCaption(text=writable(self.split.texts[number]), image=image, score=score)
+
+
+def _quoted(words: Sequence[str]) -> str:
+    return ", ".join(f"“{word}”" for word in words)
 
 
 def writable(text: str) -> str:

@@ -21,6 +21,7 @@ from counterfoil.core.errors import ArgumentError
 from counterfoil.core.tensors.modes import eval_mode
 from counterfoil.data.batches.collate import pad_fragments
 from counterfoil.data.pairs import Split
+from counterfoil.data.text.tokenizers import known_text
 from counterfoil.evaluation.report import Report
 from counterfoil.evaluation.words.evaluate import Ranking
 from counterfoil.models.model import Model
@@ -30,6 +31,10 @@ from counterfoil.scoring.encode import encode_texts
 
 FALSE_ALARMS = 0.05
 """Share of the clean captions above the threshold that is chosen without labels."""
+
+MIXTURE, AUDIT = "mixture of losses (NCR)", "audit"
+PROBABILITIES = frozenset({MIXTURE, AUDIT})
+"""Methods whose scores lie between 0 and 1 for every model, so that folds need no common scale."""
 
 CURVE_POINTS = 50
 LOSS_BATCH, LOSS_MARGIN = 128, 0.2
@@ -111,7 +116,8 @@ def loss_score(model: Model, split: Split, captions: Ints, seed: int = 0) -> Val
             owner = torch.from_numpy(split.image_of[filled]).to(model.device)
             items = pad_fragments([table.read(int(split.image_of[k])) for k in filled])
             images = model.encode_images(items.to(model.device))
-            texts = encode_texts(model, [split.texts[int(number)] for number in filled])
+            known = [known_text(model.text, split.texts[int(number)]).text for number in filled]
+            texts = encode_texts(model, known)
             both = both_directions(model.matcher(images, texts), owner[:, None] == owner[None])
             batch = pair_losses(both, LOSS_MARGIN)[: len(chosen)]
             losses[chosen] = batch.double().cpu().numpy()
@@ -135,17 +141,24 @@ def method_scores(
 
     return {
         "similarity": -audit.survey.own.astype(np.float64),
-        "mixture of losses (NCR)": spread(loss_score(model, noisy.split, captions, seed)),
+        MIXTURE: spread(loss_score(model, noisy.split, captions, seed)),
         "LEMoN, fixed weights": spread(lemon_score(neighbors)),
         "LEMoN, tuned on labels": spread(lemon_score(neighbors, tuned)),
-        "audit": audit.suspicion,
+        AUDIT: audit.suspicion,
     }
 
 
 def standardize(scores: Mapping[str, Values]) -> dict[str, Values]:
-    """Scores in robust deviations, so that those of several folds can be ranked together."""
+    """Scores in robust deviations, so that those of several folds can be ranked together.
+
+    Probabilities stay as they are: they are comparable, and most of them are near 0 or 1, so that
+    a robust deviation says nothing about them.
+    """
     result = {}
     for name, values in scores.items():
+        if name in PROBABILITIES:
+            result[name] = values
+            continue
         known = ~np.isnan(values)
         result[name] = np.full(len(values), np.nan)
         result[name][known] = Scale.of(values[known]).z(values[known])

@@ -1,7 +1,8 @@
 """Thresholds with a known rate of false alarms, by split conformal prediction on trusted captions.
 
-If a caption is right and comes from the same source as the trusted ones, the chance that its
-suspicion exceeds the threshold is at most the given rate, whatever the model is. The same holds for
+If a caption is right and comes from the same source as the trusted ones, its suspicion exceeds the
+threshold with a chance of about the given rate. This holds if both splits are alike in size and in
+the share of captions examined: suspicion and doubt are relative to the split. The same holds for
 words. With n trusted items, the threshold is their ⌈(n + 1)(1 − rate)⌉-th smallest value.
 """
 
@@ -41,10 +42,16 @@ class Audited(Protocol):
     @property
     def reference(self) -> list[int]: ...
 
+    @property
+    def surprise(self) -> bool: ...
+
 
 @dataclass(frozen=True)
 class FalseAlarms:
-    """Thresholds for captions and words, measured on the trusted captions of a split."""
+    """Thresholds for captions and words, measured on the trusted captions of a split.
+
+    ``surprise``: whether the doubts about trusted words include the surprise of a language model.
+    """
 
     rate: float
     split: str
@@ -52,12 +59,27 @@ class FalseAlarms:
     words: int
     caption_threshold: float
     word_threshold: float
+    surprise: bool
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
 
-    def note(self) -> str:
-        """One line for the reader of a report."""
+    def notes(self, surprise: bool) -> list[str]:
+        """Lines for the reader of a report on a split with or without ``surprise``."""
+        lines = [self._thresholds()]
+        if not self.surprise:
+            lines.append(
+                f"the trusted split '{self.split}' has too few captions for a language model, so "
+                "words are judged without one"
+            )
+        elif not surprise:
+            lines.append(
+                "the threshold for words was measured with a language model, for which this split "
+                "has too few captions: fewer wrong words are named than the rate allows"
+            )
+        return lines
+
+    def _thresholds(self) -> str:
         return (
             f"thresholds for {100 * self.rate:g} % false alarms, from {self.captions} captions and "
             f"{self.words} words of the trusted split '{self.split}': suspicion above "
@@ -102,6 +124,7 @@ def calibrate(trusted: Audited, rate: float) -> FalseAlarms:
         words=len(words),
         caption_threshold=conformal_threshold(suspicion, rate),
         word_threshold=conformal_threshold(words, rate),
+        surprise=trusted.surprise,
     )
 
 
@@ -116,6 +139,13 @@ class AlarmRates:
 
 def alarm_curve(trusted: Audited, clean: Audited, rates: Sequence[float]) -> list[AlarmRates]:
     """Actual rates on another split whose captions are all right, for several nominal ones."""
+    if trusted.surprise != clean.surprise:
+        few = clean if trusted.surprise else trusted
+        raise DataError(
+            f"split '{few.split.name}' has too few captions for a language model and the other one "
+            "has enough, so that doubts about their words cannot be compared; use splits alike in "
+            "size"
+        )
     suspicion = clean.suspicion[~np.isnan(clean.suspicion)]
     words = word_pool(clean.word_doubts, clean.reference)
     curve = []

@@ -135,6 +135,11 @@ Numbers = NDArray[np.int64]
 
 def _random(split: Split, order: Numbers, rng: np.random.Generator, seed: int) -> Made:
     owner = split.image_of
+    if len(np.unique(owner)) < 2:
+        raise DataError(
+            f"split '{split.name}': random noise needs captions of at least two images, got those "
+            f"of {len(np.unique(owner))}"
+        )
     for caption in order.tolist():
         donor = int(rng.integers(len(owner)))
         while owner[donor] == owner[caption]:

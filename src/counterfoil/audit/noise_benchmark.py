@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import tempfile
 import time
 from collections.abc import Iterable, Sequence
@@ -35,7 +36,7 @@ from counterfoil.plots.charts import line_chart, save_figure
 from counterfoil.training.run import new_model
 from counterfoil.training.trainer import Trainer
 
-FORMAT = 1
+FORMAT = 2
 """To increase with every change that makes stored cells incomparable."""
 
 RESULTS, CELLS = "results.json", "cells"
@@ -333,11 +334,26 @@ def table_title(group: Group, cells: Sequence[Cell]) -> str:
     return f"{split}{each}: {noise}, {100 * rate:g} % ({count}, {runs})"
 
 
+def by_label(cells: Sequence[Cell]) -> dict[str, list[Cell]]:
+    """Cells of a table that differ by nothing but the seed, by the name of their model.
+
+    If one model was measured with several settings, such as epochs, these are numbered.
+    """
+    alike: dict[str, dict[str, list[Cell]]] = {}
+    for cell in cells:
+        digest = _digest({key: value for key, value in cell.settings.items() if key != "seed"})
+        alike.setdefault(cell.model, {}).setdefault(digest, []).append(cell)
+    return {
+        f"{model} ({number})" if len(parts) > 1 else model: own
+        for model, parts in alike.items()
+        for number, own in enumerate(parts.values(), start=1)
+    }
+
+
 def rows(cells: Sequence[Cell]) -> list[tuple[str, ...]]:
     """A header, and a row per model and method: means over the seeds, with their deviations."""
     table: list[tuple[str, ...]] = [("model", "method", *COLUMNS.values())]
-    for model in dict.fromkeys(cell.model for cell in cells):
-        own = [cell for cell in cells if cell.model == model]
+    for model, own in by_label(cells).items():
         for method in dict.fromkeys(name for cell in own for name in cell.methods):
             each = [cell.methods[method] for cell in own if method in cell.methods]
             values = [[getattr(one, column) for one in each] for column in COLUMNS]
@@ -394,12 +410,17 @@ def curves(cells: Sequence[Cell]) -> dict[str, tuple[str, Cell]]:
     """
     chosen: dict[tuple[Any, ...], tuple[str, str, Cell]] = {}
     for (split, one, noise, rate, captions), own in groups(cells).items():
-        for cell in own:
-            key = (split, one, noise, captions, cell.model)
-            if key in chosen and (chosen[key][2].rate, -chosen[key][2].seed) >= (rate, -cell.seed):
+        for label, alike in by_label(own).items():
+            cell = min(alike, key=lambda each: each.seed)
+            key = (split, one, noise, captions, label)
+            if key in chosen and chosen[key][2].rate >= rate:
                 continue
-            slug = cell.model.replace(", ", "-").replace(" ", "-")
-            name = f"{split}{'-one' if one else ''}-{noise}-{100 * rate:g}-{slug}"
-            title = f"{cell.model}: {noise} noise, {100 * rate:g} % of {split}, seed {cell.seed}"
+            slug = re.sub(r"[^\w.-]+", "-", label).strip("-")
+            each = "-one" if one else ""
+            name = f"{split}{each}-{noise}-{100 * rate:g}-{cell.captions}-{slug}"
+            title = (
+                f"{label}: {noise} noise, {100 * rate:g} % of {split}, {cell.captions:,} captions, "
+                f"seed {cell.seed}"
+            )
             chosen[key] = (name, title, cell)
     return {name: (title, cell) for name, title, cell in chosen.values()}

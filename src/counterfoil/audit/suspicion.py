@@ -54,10 +54,6 @@ WEIGHTS = {
 TO_NORMAL = 1.4826
 """Standard deviation of a normal distribution in median absolute deviations."""
 
-SHRINKAGE_COUNT = 5.0
-"""Weight, in uses of a word, of the overall median in a word's usual effect."""
-
-
 EFFECT_BATCH = 32
 """Captions whose words are measured together."""
 

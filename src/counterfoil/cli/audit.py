@@ -161,7 +161,10 @@ def check(
     names = dict.fromkeys(split or others)
     splits = [data[name] for name in names]
     if not splits:
-        raise ConfigError(f"--trusted {trusted}: the data have no other split to audit")
+        reason = "the data have no images to audit"
+        if trusted is not None:
+            reason = f"--trusted {trusted}: the data have no other split to audit"
+        raise ConfigError(reason)
     correct = _correctors(run, corrector, model, data, read, device)
     checkpoints = {one.name: out / f".{one.name}.scored" for one in splits}
     # refused now, not after an hour of scoring
@@ -208,7 +211,8 @@ def check(
         )
         for path in checkpoints.values():
             path.unlink(missing_ok=True)
-    _show(page, audits, notes, failed, as_json)
+    chosen_by = "--threshold" if limits is None else "--false-alarms"
+    _show(page, audits, notes, failed, chosen_by, as_json)
     counts = review_of(out).counts()
     if not as_json and counts["decided"] + counts["conflicts"] + counts["unknown"]:
         print_line(f"decisions in {out}: {_progress(counts)}")
@@ -309,7 +313,14 @@ def _too_many(
     return ""
 
 
-def _show(page: Path, audits: list[Audit], notes: list[str], failed: str, as_json: bool) -> None:
+def _show(
+    page: Path,
+    audits: list[Audit],
+    notes: list[str],
+    failed: str,
+    chosen_by: str,
+    as_json: bool,
+) -> None:
     if as_json:
         print_json(_summary(page))
         return
@@ -318,7 +329,7 @@ def _show(page: Path, audits: list[Audit], notes: list[str], failed: str, as_jso
     near = [one.summary.near_duplicate_rows() for one in audits]
     _print_columns("Near-duplicates (likely false negatives, not errors)", splits, near)
     listed, level = sum(one.listed for one in audits), audits[0].threshold
-    print_line(f"listed: {listed} captions with a suspicion of at least {level:.3g} (--threshold)")
+    print_line(f"listed: {listed} captions with a suspicion of at least {level:.3g} ({chosen_by})")
     for kind, count in _summary(page)["problems"].items():
         print_line(f"left out of the data, {kind}: {count}")
     remarks = (f"{one.summary.split}: {note}" for one in audits for note in one.summary.notes)

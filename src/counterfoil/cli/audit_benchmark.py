@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from counterfoil.core.config import RunConfig
     from counterfoil.core.progress import Progress
     from counterfoil.data.pairs import Split
+    from counterfoil.models.model import Model
 
 OUT = Path("runs") / "audit-benchmark"
 SCENES = "scenes"
@@ -208,12 +209,26 @@ def _read_split(
 
     pairs = load_pairs(data, format, options=options, cache_dir=cache, progress=bars)
     chosen = evenly_spaced(pairs[name], most)
-    reader = load_model(runs[0], "cpu") if runs else None
+    readers = [load_model(run, "cpu") for run in runs]
+    for run, other in zip(runs, readers, strict=True):
+        if _features(other) != _features(readers[0]):
+            raise ConfigError(
+                f"--model {run}: reads features {_features(other)}, but {runs[0]} reads "
+                f"{_features(readers[0])}; give models with the same features, or one at a time"
+            )
+    reader = readers[0] if readers else None
     extractor = "segments" if reader is None else reader.fragments_from or "segments"
     settings = {} if reader is None else reader.fragments_options
     # features of these images only: to extract those of all others may take hours
     alone = Pairs(pairs.name, {chosen.name: chosen})
     return with_fragments(alone, cache, extractor, settings, bars)[chosen.name]
+
+
+def _features(model: Model) -> str:
+    """The kind of image features that a model reads, in words."""
+    options = ", ".join(f"{key}={value}" for key, value in sorted(model.fragments_options.items()))
+    source = model.fragments_from or "precomputed"
+    return f"'{source}{f' ({options})' if options else ''}' of dimension {model.input_dim}"
 
 
 def _sources(

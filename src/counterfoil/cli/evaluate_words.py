@@ -54,7 +54,7 @@ def evaluate_words(
         Path | None,
         typer.Option(
             help="Captions of the language model, one per line. Default: those of the training "
-            "split; without one, no language model.",
+            "split; with fewer than 100, no language model.",
         ),
     ] = None,
     seed: Annotated[
@@ -135,16 +135,16 @@ def _check_same(run: Path, split: Split, first: Split) -> None:
 
 
 def _language(path: Path | None, pairs: Pairs, foils: str) -> CaptionModel | None:
-    from counterfoil.evaluation.caption_model import CaptionModel
+    from counterfoil.evaluation.caption_model import MIN_CAPTIONS, CaptionModel
 
     if path is not None:
         return CaptionModel.read(path)
-    if "train" in pairs and pairs.train.texts:
+    if "train" in pairs and len(pairs.train.texts) >= MIN_CAPTIONS:
         return CaptionModel(pairs.train.texts)
     if foils == FLUENT:
         raise ConfigError(
             "--foils fluent needs captions for its language model: name them with --captions, or "
-            "use data with a training split"
+            f"use data with a training split of at least {MIN_CAPTIONS} captions"
         )
     return None
 

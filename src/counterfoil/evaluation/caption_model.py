@@ -29,7 +29,8 @@ one image follow each other, so single captions would be too easy."""
 _BITS = 15  # of a word id: four of them fit into 64 bits
 _BEGIN, _END, _UNKNOWN = 0, 1, 2
 _MAX_WORDS = 2**_BITS - 3
-_MIN_CAPTIONS = 100
+MIN_CAPTIONS = 100
+"""Captions below which no model is trained."""
 
 CANDIDATES = 200
 """Words that compete for a place in a caption: the likeliest after the words before it."""
@@ -88,10 +89,10 @@ class CaptionModel:
     """
 
     def __init__(self, captions: Sequence[str], order: int = ORDER) -> None:
-        if len(captions) < _MIN_CAPTIONS:
+        if len(captions) < MIN_CAPTIONS:
             raise DataError(
                 f"{len(captions)} captions are too few for a language model; give at least "
-                f"{_MIN_CAPTIONS}"
+                f"{MIN_CAPTIONS}"
             )
         self.order = order
         split = len(captions) - len(captions) // HELD_OUT
@@ -143,8 +144,10 @@ class CaptionModel:
         for position in range(self.order - 1, len(padded) - 1):
             before = padded[position - self.order + 1 : position]
             forward = self._next_word(before)
-            ranked = np.argsort(-forward, kind="stable")
-            best = ranked[(ranked != _BEGIN) & (ranked != _END)][:candidates]
+            scores = forward.copy()
+            scores[[_BEGIN, _END]] = -1.0
+            best = np.argpartition(-scores, min(candidates, len(scores) - 1))[:candidates]
+            best = best[scores[best] >= 0]
             rivals = np.unique(np.append(best, padded[position]))
             logs = np.log(forward[rivals]) + self._log_of_following(padded, position, rivals)
             logs -= np.logaddexp.reduce(logs)

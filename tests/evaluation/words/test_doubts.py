@@ -79,6 +79,21 @@ def test_the_probabilities_of_the_words_in_a_place_are_those_of_whole_captions()
     assert max(place, key=place.__getitem__) in {"dog", "cat", "man", "child", "horse"}
 
 
+def test_the_likeliest_words_compete_for_a_place() -> None:
+    language = CaptionModel(CAPTIONS)
+    text = "a red dog runs on the road"
+    for few, every in zip(
+        language.in_context(text, candidates=3), language.in_context(text, 10_000), strict=True
+    ):
+        assert len(few) <= 4  # and the own word
+        assert set(few) <= set(every)
+    before = language._next_word([language.ids[word] for word in ("a", "red")] * 2)
+    before[:2] = -1
+    best = {language.names[k] for k in np.argsort(-before)[:3]}
+    third = language.in_context(text, candidates=3)[2]
+    assert set(third) >= {name for name in best if before[language.ids[name]] > np.sort(before)[-4]}
+
+
 def test_no_caption_is_part_of_the_model_that_judges_it() -> None:
     texts = [*CAPTIONS, "a purple zebra flies on the moon"]
     images = list(range(len(texts)))

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from counterfoil.core.progress import Progress, Silent
 from counterfoil.data.text.words import caption_words, words
 from counterfoil.evaluation.caption_model import CaptionModel
 from counterfoil.evaluation.ranks import Values
@@ -82,7 +83,7 @@ def may_be_wrong(text: str) -> NDArray[np.bool_]:
     return classes[is_spoken(text)]
 
 
-def surprises(language: CaptionModel, texts: Sequence[str]) -> list[Values]:
+def surprises(language: CaptionModel, texts: Iterable[str]) -> list[Values]:
     """Surprise of each word without punctuation, in nats."""
     return [language.surprise(text)[is_spoken(text)] for text in texts]
 
@@ -151,22 +152,28 @@ def _robust_spread(values: Values) -> float:
 
 
 def cross_surprises(
-    texts: Sequence[str], images: Sequence[int], wanted: Sequence[int]
+    texts: Sequence[str],
+    images: Sequence[int],
+    wanted: Sequence[int],
+    progress: Progress | None = None,
 ) -> dict[int, Values]:
     """Surprise of the words of ``wanted`` captions, each by a model of other images' captions.
 
     Images are dealt into `FOLDS` parts, so that no caption is part of the model that judges it.
     Empty if there are too few captions for a language model.
     """
+    progress = progress or Silent()
     fold = np.asarray(images) % FOLDS
     result: dict[int, Values] = {}
     for number in range(FOLDS):
-        others = [text for text, own in zip(texts, fold.tolist(), strict=True) if own != number]
+        others = [text for text, part in zip(texts, fold.tolist(), strict=True) if part != number]
         if len(others) < MIN_LANGUAGE_CAPTIONS:
             return {}
         mine = [index for index in wanted if fold[index] == number]
         if mine:
             language = CaptionModel(others)
-            each = surprises(language, [texts[index] for index in mine])
+            own = [texts[index] for index in mine]
+            title = f"surprise of words, part {number + 1} of {FOLDS}"
+            each = surprises(language, progress.track(own, title, len(own)))
             result.update(zip(mine, each, strict=True))
     return result
