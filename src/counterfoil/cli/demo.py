@@ -337,7 +337,7 @@ def _training_line(demo: Demo) -> str:
     passes = "1 epoch" if epochs == 1 else f"{epochs:,} epochs"
     # the time was measured with the default numbers
     quick = scenes <= TRAIN_SCENES and tested <= TEST_SCENES and epochs <= EPOCHS
-    time = ": less than 2 minutes on two cores" if quick else ""
+    time = ": about 2 minutes on two cores" if quick else ""
     return f"a small NAAF trains from nothing on {scenes:,} scenes, {passes}{time}"
 
 
