@@ -308,3 +308,18 @@ def test_a_trade_off_has_an_arrow_from_the_start_to_each_other_point() -> None:
     assert [arrow.xy for arrow in arrows] == [(290.0, 70.0), (305.0, 55.0)]
     assert [text.get_text() for text in axes.texts if text.get_text()] == ["start", "a", "b"]
     assert trade_off_chart([]).axes
+
+
+def test_a_trade_off_joins_the_points_of_one_name_from_the_start_on() -> None:
+    points = [
+        TradeOff("start", 300.0, 60.0),
+        TradeOff("a", 298.0, 65.0),
+        TradeOff("b", 290.0, 61.0),
+    ]
+    points.append(TradeOff("a", 280.0, 75.0))
+    axes = trade_off_chart(points).axes[0]
+    joined = [line for line in axes.lines if len(line.get_xdata()) == 3]
+    assert [list(line.get_xdata()) for line in joined] == [[300.0, 298.0, 280.0]]
+    assert [list(line.get_ydata()) for line in joined] == [[60.0, 65.0, 75.0]]
+    named = {text.get_text(): text.xy for text in axes.texts if text.get_text()}
+    assert named == {"start": (300.0, 60.0), "a": (280.0, 75.0), "b": (290.0, 61.0)}

@@ -44,6 +44,11 @@ ROW = {"label": ["a"], "run": "all"}
             "add up to 21.0, but RSUM is 21.5",
         ),
         ({"runs": {"all": {"like": "hard"}, "hard": {"like": "all"}}}, "forms a circle"),
+        ({"vary": {"column": "Rate", "key": "seed", "values": [1]}}, "at least 2 items"),
+        (
+            {"vary": {"column": "Rate", "key": "seed", "values": [1, 2]}, "rows": [{"run": "all"}]},
+            "vary: needs columns, runs, and rows with labels",
+        ),
         ({"runs": {"all": {"commn": {}}, "hard": {}}}, r"unknown key 'runs.all.commn'"),
     ],
 )
@@ -51,6 +56,26 @@ def test_a_mistake_in_a_file_is_named(change, message) -> None:
     with pytest.raises(ConfigError, match=message) as caught:
         build_artifact(tiny(**change), "mine.yaml")
     assert str(caught.value).startswith("mine.yaml: ")
+
+
+def test_rows_that_vary_are_trained_with_each_value(tmp_path) -> None:
+    vary = {"column": "Rate", "key": "train.optimizer.lr", "values": [1e-4, 2e-4], "fixed": ["all"]}
+    rows = [ROW, {"label": ["b"], "run": "hard"}]
+    plan = planned(tiny(vary=vary, rows=rows, columns=["Model"]), tmp_path)
+    table = plan.artifact
+    assert table.columns == ["Model", "Rate"]
+    expected = [
+        (["a", "–"], "all"),
+        (["b", "0.0001"], "hard=0.0001"),
+        (["b", "0.0002"], "hard=0.0002"),
+    ]
+    assert [(row.label, row.run) for row in table.rows] == expected
+    rates = {name: of[0].config.train.optimizer.lr for name, of in plan.runs.items()}
+    assert {name: rates[name] for _, name in expected[1:]} == {
+        "hard=0.0001": 1e-4,
+        "hard=0.0002": 2e-4,
+    }
+    assert len({of[0].digest for of in plan.runs.values()}) == len(plan.runs)
 
 
 def test_a_note_lets_the_papers_own_sum_stand() -> None:

@@ -10,6 +10,7 @@ import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO
@@ -326,10 +327,16 @@ def foils_of_image(
 
     No foil adds a word of these captions, and none equals one of them.
     """
-    avoid = frozenset(word for text in own for word in words(text))
+    avoid, true = _true_of(tuple(own))
     # other kinds add a word that no caption of the image has
-    true = frozenset() if REORDERING.isdisjoint(kinds) else frozenset(map(spoken, own))
+    true = frozenset() if REORDERING.isdisjoint(kinds) else true
     return rule_foils(caption, draws, kinds, count, avoid, true)
+
+
+@lru_cache(maxsize=2**15)
+def _true_of(own: tuple[str, ...]) -> tuple[frozenset[str], frozenset[str]]:
+    """The words and the captions that are true of an image; training asks once per epoch."""
+    return frozenset(word for text in own for word in words(text)), frozenset(map(spoken, own))
 
 
 def batches_of(captions: Sequence[Caption], size: int) -> list[Sequence[Caption]]:

@@ -236,30 +236,46 @@ def _name_points(axes: Axes, marks: Sequence[Mark]) -> None:
 
 @styled
 def trade_off_chart(points: Sequence[TradeOff], title: str = "") -> Figure:
-    """Foils against retrieval: the first point is the start, with an arrow to each other one."""
+    """Foils against retrieval: the first point is the start, with an arrow to each other one.
+
+    Points of the same name are one model trained in several ways: a line joins them instead.
+    """
     figure, axes, _ = new_axes(title, "RSUM (retrieval)", "true caption > foil, %", [])
     if not points:
         show_no_data(axes)
         return figure
-    start = points[0]
-    for index, point in enumerate(points):
-        axes.errorbar(
-            point.retrieval,
-            point.foils,
-            yerr=point.foils_spread,
-            xerr=point.retrieval_spread,
-            fmt="o",
-            capsize=2,
-            color=color(index),
-        )
-        if index:
+    start, lines = points[0], dict[str, list[TradeOff]]()
+    for point in points:
+        lines.setdefault(point.name, []).append(point)
+    for index, line in enumerate(lines.values()):
+        for point in line:
+            axes.errorbar(
+                point.retrieval,
+                point.foils,
+                yerr=point.foils_spread,
+                xerr=point.retrieval_spread,
+                fmt="o",
+                capsize=2,
+                color=color(index),
+            )
+        if len(line) > 1:
+            path = [start, *line]
+            axes.plot(
+                [point.retrieval for point in path],
+                [point.foils for point in path],
+                line_style(index),
+                color=color(index),
+                alpha=0.5,
+            )
+        elif index:
             axes.annotate(
                 "",
-                (point.retrieval, point.foils),
+                (line[0].retrieval, line[0].foils),
                 xytext=(start.retrieval, start.foils),
                 arrowprops={"arrowstyle": "->", "color": color(index), "alpha": 0.3},
             )
     axes.margins(x=0.15, y=0.15)
     axes.grid(visible=True)
-    _name_points(axes, [Mark(p.retrieval, p.foils, name=p.name) for p in points])
+    last = [line[-1] for line in lines.values()]
+    _name_points(axes, [Mark(p.retrieval, p.foils, name=p.name) for p in last])
     return figure

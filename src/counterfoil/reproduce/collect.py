@@ -129,6 +129,7 @@ class _Collector:
             ],
             "claims": artifact.claims,
             "trade_off": artifact.trade_off,
+            "varied": artifact.vary.column if artifact.vary else "",
         }
         if isinstance(artifact, Examples) and self.with_measures:
             try:

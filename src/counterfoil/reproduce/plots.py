@@ -171,7 +171,8 @@ def _trade_off(result: Reproduction) -> list[Chart]:
         if rsum is not None and foils is not None:
             count = len(result.trade_off)
             spread = None if foils.std is None else foils.std / count
-            point = TradeOff(row.name, rsum.mean, foils.mean / count, rsum.std, spread)
+            name = ", ".join(row.label[:-1]) if result.varied else ", ".join(row.label)
+            point = TradeOff(name, rsum.mean, foils.mean / count, rsum.std, spread)
             points.append(point)
     drawn = partial(trade_off_chart, points, result.title)
     return [Chart("trade-off", drawn)] if len(points) > 1 else []

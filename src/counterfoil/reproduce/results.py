@@ -256,6 +256,7 @@ class Reproduction(Report):
     published_elsewhere: bool = False
     claims: list[Claim] = Field(default_factory=list)
     trade_off: list[str] = Field(default_factory=list)
+    varied: str = Field("", description="the column of the values with which rows are repeated")
     key: str = ""
     judged_on: str = "test"
     folds: int | None = None

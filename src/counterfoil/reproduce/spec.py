@@ -125,6 +125,29 @@ class ShownNumber(Section):
     decimals: int = Field(1, ge=0)
 
 
+class Vary(Section):
+    """The table's rows are trained once with every value of a key, which becomes a label."""
+
+    column: str = Field(description="heading of the values")
+    key: str = Field(description="dotted key of the config, such as train.optimizer.lr")
+    values: list[int | float] = Field(min_length=2)
+    fixed: list[str] = Field(default_factory=list, description="runs that are trained once")
+
+    def expand(self, tree: Mapping[str, Any]) -> dict[str, Any]:
+        """The tree with a row and a run per value; rows without a run are not repeated."""
+        rows, runs = [], dict(tree["runs"])
+        for row in tree["rows"]:
+            run = row.get("run")
+            if run is None or run in self.fixed:
+                rows.append({**row, "label": [*row["label"], "–"]})
+                continue
+            for value in self.values:
+                name = f"{run}={value:g}"
+                runs[name] = {"like": run, "change": {self.key: value}}
+                rows.append({**row, "label": [*row["label"], f"{value:g}"], "run": name})
+        return {**tree, "columns": [*tree["columns"], self.column], "rows": rows, "runs": runs}
+
+
 class _WithRows(Artifact):
     one_run_per_row: ClassVar[bool] = False
 
@@ -178,7 +201,8 @@ class Measured(_WithRows):
 
     ``metrics`` selects among these. ``measures`` are further columns; ``foils`` has the options of
     those measured on foils. ``claims`` are differences between rows that the paper reports.
-    ``trade_off`` are titles of measures, whose mean is drawn against RSUM.
+    ``trade_off`` are titles of measures, whose mean is drawn against RSUM. With ``vary``, rows are
+    repeated with several values of a key.
     """
 
     metrics: list[str] = Field(list(METRICS))
@@ -186,6 +210,7 @@ class Measured(_WithRows):
     foils: FoilOptions = FoilOptions()
     claims: list[Claim] = Field(default_factory=list)
     trade_off: list[str] = Field(default_factory=list)
+    vary: Vary | None = None
 
     @property
     def used(self) -> list[str]:
@@ -195,6 +220,17 @@ class Measured(_WithRows):
             for column in self.measures
         ]
         return list(dict.fromkeys([*super().used, *filter(None, writers)]))
+
+    @model_validator(mode="before")
+    @classmethod
+    def _expand(cls, tree: Any) -> Any:
+        if not isinstance(tree, dict) or tree.get("vary") is None:
+            return tree
+        vary = Vary.model_validate(tree["vary"])
+        try:
+            return vary.expand(tree)
+        except (KeyError, TypeError, AttributeError):
+            raise ValueError("vary: needs columns, runs, and rows with labels") from None
 
     @model_validator(mode="after")
     def _check_columns(self) -> Self:
