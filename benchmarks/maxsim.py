@@ -170,7 +170,6 @@ def score_rows(options: argparse.Namespace, dim: int) -> Iterator[dict[str, Any]
     kernels: list[tuple[str, Score]] = [("counterfoil", ours), *public_kernels(training=False)]
     with torch.no_grad():
         for name, score in kernels:
-            print(f"{name}, {dim} numbers …", file=sys.stderr)
             try:
                 row, scores = median(lambda score=score: score(sides), options)
             except Exception as problem:  # a public kernel may not take this size
@@ -189,7 +188,6 @@ def train_rows(options: argparse.Namespace, dim: int, batch: int) -> Iterator[di
     size = {"part": "train", "dim": dim, "queries": batch, "documents": batch}
     gradient: Tensor | None = None
     for name, score in [("counterfoil", ours), *public_kernels(training=True)]:
-        print(f"{name}, batch {batch} of {dim} numbers …", file=sys.stderr)
 
         def step(score: Score = score) -> None:
             for leaf in leaves:
@@ -272,6 +270,16 @@ def line(row: dict[str, Any]) -> tuple[str, ...]:
     return *start, seconds, f"{row['first']:.1f} s", error
 
 
+def measured(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    for dim in options.dim:
+        if "first" in options.parts:
+            yield first_call(options, dim)
+        if "score" in options.parts:
+            yield from score_rows(options, dim)
+        for batch in options.batch if "train" in options.parts else ():
+            yield from train_rows(options, dim, batch)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--images", type=int, default=5000, help="documents")
@@ -291,13 +299,9 @@ def main() -> int:
         print_first_call(options)
         return 0
     rows: list[dict[str, Any]] = []
-    for dim in options.dim:
-        if "score" in options.parts:
-            rows += score_rows(options, dim)
-        for batch in options.batch if "train" in options.parts else ():
-            rows += train_rows(options, dim, batch)
-        if "first" in options.parts:
-            rows.append(first_call(options, dim))
+    for row in measured(options):
+        print(*line(row), file=sys.stderr, sep=" | ", flush=True)
+        rows.append(row)
     device = torch.cuda.get_device_name() if options.device == "cuda" else "CPU"
     print(f"{device}, {options.dtype}, documents of {options.regions} vectors")
     for table in tables(rows):
