@@ -32,6 +32,7 @@ from counterfoil.data.splits import (
 )
 from counterfoil.evaluation.evaluate import evaluate
 from counterfoil.features import with_fragments
+from counterfoil.kernels.maxsim import maxsim
 from counterfoil.matchers import matchers
 from counterfoil.models import Model, create_model, from_pretrained, models, save_pretrained
 from counterfoil.models.correct import can_correct
@@ -71,6 +72,7 @@ __all__ = [
     "list_pretrained",
     "load",
     "load_pairs",
+    "maxsim",
     "open_index",
     "push_to_hub",
     "save_pretrained",

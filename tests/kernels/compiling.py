@@ -1,6 +1,6 @@
 """Compiles every launch of the kernels to Triton's own code, which needs no GPU; run as a program.
 
-Arguments: names of matchers; without any, all.
+Arguments: names of matchers, or maxsim; without any, all.
 
 The interpreter runs kernels as Python and overlooks what the compiler refuses: names that change
 their type or shape, and the like. Nothing is launched, and no score looked at.
@@ -18,13 +18,15 @@ from triton.compiler.compiler import ASTSource, make_backend
 from triton.runtime.jit import JITFunction
 
 from counterfoil.encoders.encoded import Encoded
-from counterfoil.kernels import dispatch
+from counterfoil.kernels import dispatch, maxsim
 from counterfoil.kernels.spec import LARGE_JOB_CELLS, ScoringJob
 from tests.kernels.test_dispatch import MATCHERS, TRAINED, made, sides
 
 POINTERS = {
     torch.float32: "*fp32",
     torch.float16: "*fp16",
+    torch.bfloat16: "*bf16",
+    torch.int16: "*i16",
     torch.int32: "*i32",
     torch.int64: "*i64",
     torch.uint8: "*u8",
@@ -35,7 +37,8 @@ compiled: set[str] = set()
 
 def compile_only(kernel: JITFunction, *args: Any, grid: Any, warmup: bool, **given: Any) -> None:
     """In the place of a launch: the kernel with arguments of these types, to Triton's code."""
-    given.pop("num_warps", None)
+    for option in ("num_warps", "num_stages", "maxnreg"):
+        given.pop(option, None)
     values = dict(zip(kernel.arg_names, args, strict=False)) | given
     fixed = {p.name: values[p.name] for p in kernel.params if p.is_constexpr}
     kinds = {name: "constexpr" if name in fixed else kind(values[name]) for name in values}
@@ -60,10 +63,29 @@ def kind(value: Any) -> str:
     return "fp32" if isinstance(value, float) else "i32"
 
 
+def compile_maxsim() -> None:
+    """Vectors that stay on the chip and wider ones, few tokens and many; with gradients, too."""
+    maxsim.usable = lambda device, dtype: True
+    for tokens, width, dtype in (
+        (20, 32, torch.float16),
+        (200, 128, torch.float16),
+        (200, 256, torch.bfloat16),
+        (20, 200, torch.float32),
+    ):
+        queries, documents = torch.zeros(1, tokens, width), torch.zeros(3, 5, width)
+        queries, documents = queries.to(dtype), documents.to(dtype)
+        maxsim.maxsim(queries, documents)
+        real = torch.ones(3, 5, dtype=torch.bool)
+        maxsim.maxsim(queries.requires_grad_(), documents, document_mask=real)
+
+
 def main() -> None:
     JITFunction.run = compile_only
     dispatch.usable = lambda device, dtype: True
-    for name in sys.argv[1:] or MATCHERS:
+    names = sys.argv[1:] or ["maxsim", *MATCHERS]
+    if "maxsim" in names:
+        compile_maxsim()
+    for name in (name for name in names if name in MATCHERS):
         for dtype, holes in ((torch.float32, True), (torch.float16, False)):
             images, texts = (
                 Encoded(side.fragments.to(dtype), side.mask) for side in sides(1, holes=holes)

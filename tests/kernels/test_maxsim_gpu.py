@@ -1,0 +1,75 @@
+"""The compiled MaxSim kernel on a GPU against PyTorch in double precision on the CPU."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+import counterfoil as cf
+from counterfoil.kernels import maxsim as module
+from tests.kernels.test_maxsim import random_sides, use_kernel
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+SHAPES = [
+    (7, 9, 70, 36, 128),
+    (40, 13, 300, 36, 128),
+    (3, 40, 65, 33, 96),
+    (40, 13, 150, 36, 1024),
+    (2, 5, 3, 300, 768),
+    (1, 32, 200, 7, 200),
+]
+
+
+@pytest.fixture(autouse=True)
+def by_kernel(monkeypatch) -> None:
+    use_kernel(monkeypatch)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("masked", [True, False])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_scores_and_gradients_are_those_in_double_precision(shape, masked, dtype) -> None:
+    queries, documents, *masks = random_sides(sum(shape), *shape)
+    queries, documents = queries.to(dtype), documents.to(dtype)
+    masks = masks if masked else [None, None]
+    weight = torch.randn(shape[0], shape[2], generator=torch.Generator().manual_seed(0))
+
+    def both(device: str, kind: torch.dtype) -> list[Tensor]:
+        leaves = [x.detach().to(device, kind).requires_grad_() for x in (queries, documents)]
+        there = [mask if mask is None else mask.to(device) for mask in masks]
+        scores = cf.maxsim(*leaves, *there)
+        (scores * weight.to(scores)).sum().backward()
+        return [scores.detach().double().cpu(), *(leaf.grad.double().cpu() for leaf in leaves)]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "usable", lambda device, dtype: False)
+        patch.setattr(module, "torch_maxima", TORCH_MAXIMA)
+        expected = both("cpu", torch.float64)
+    result = both("cuda", dtype)
+    rounding = 1e-5 if dtype == torch.float32 else 4 * torch.finfo(dtype).eps
+    torch.testing.assert_close(
+        result[0], expected[0], atol=1e-5 * float(expected[0].abs().max()), rtol=0
+    )
+    for mine, theirs in zip(result[1:], expected[1:], strict=True):
+        # near-equal maxima may change places in single precision: compare all but a few
+        off = (mine - theirs).abs() > rounding * theirs.abs().max()
+        assert float(off.double().mean()) < 2e-3
+
+
+def test_the_same_bytes_every_time() -> None:
+    queries, documents, *masks = (x.cuda() for x in random_sides(1, 40, 13, 300, 36, 128))
+    results = []
+    for _ in range(2):
+        leaves = [x.detach().half().requires_grad_() for x in (queries, documents)]
+        scores = cf.maxsim(*leaves, *masks)
+        scores.square().sum().backward()
+        results.append([scores.detach(), *(leaf.grad for leaf in leaves)])
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+
+
+TORCH_MAXIMA = module.torch_maxima
