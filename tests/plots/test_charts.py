@@ -323,3 +323,11 @@ def test_a_trade_off_joins_the_points_of_one_name_from_the_start_on() -> None:
     assert [list(line.get_ydata()) for line in joined] == [[60.0, 65.0, 75.0]]
     named = {text.get_text(): text.xy for text in axes.texts if text.get_text()}
     assert named == {"start": (300.0, 60.0), "a": (280.0, 75.0), "b": (290.0, 61.0)}
+
+
+def test_many_names_of_a_trade_off_are_listed_above_it() -> None:
+    points = [TradeOff(f"way {number}", 300.0 - number, 60.0 + number) for number in range(9)]
+    axes = trade_off_chart(points).axes[0]
+    assert not [text for text in axes.texts if text.get_text()]
+    listed = [text.get_text() for text in axes.get_legend().get_texts()]
+    assert listed == [point.name for point in points]

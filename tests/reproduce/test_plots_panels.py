@@ -67,5 +67,9 @@ def test_a_trade_off_is_drawn_beside_the_panels() -> None:
     (axes,) = charts[1].draw().axes
     named = {text.get_text(): text.xy for text in axes.texts if text.get_text()}
     assert named == {"UNITER": (518.5, 61.5), "TAGS": (515.5, 73.5)}
+    # both seeds of a row change by as much: no spread, though the seeds differ
+    (bars,) = [one for one in axes.containers if one.has_xerr]
+    segments = bars.lines[2][0].get_segments()
+    assert [list(end) for end in segments[0]] == [[515.5, 73.5], [515.5, 73.5]]
     assert len(charts_of(given.model_copy(update={"rows": rows[1:]}))) == 1
     assert len(charts_of(given.model_copy(update={"trade_off": []}))) == 1

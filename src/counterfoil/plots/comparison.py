@@ -29,6 +29,11 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+MAX_NAMED_POINTS = 6
+"""Names at the points of a plot overlap when there are more."""
+MARKERS = ("o", "s", "^")
+"""By turns, each with all colors."""
+
 
 @dataclass(frozen=True)
 class Pair:
@@ -238,44 +243,55 @@ def _name_points(axes: Axes, marks: Sequence[Mark]) -> None:
 def trade_off_chart(points: Sequence[TradeOff], title: str = "") -> Figure:
     """Foils against retrieval: the first point is the start, with an arrow to each other one.
 
-    Points of the same name are one model trained in several ways: a line joins them instead.
+    Points of the same name are one model trained in several ways: a line joins them instead. Many
+    names are listed above the plot, few stand at their points.
     """
-    figure, axes, _ = new_axes(title, "RSUM (retrieval)", "true caption > foil, %", [])
+    lines: dict[str, list[TradeOff]] = {}
+    for point in points:
+        lines.setdefault(point.name, []).append(point)
+    listed = list(lines) if len(lines) > MAX_NAMED_POINTS else []
+    figure, axes, columns = new_axes(title, "RSUM (retrieval)", "true caption > foil, %", listed)
     if not points:
         show_no_data(axes)
         return figure
-    start, lines = points[0], dict[str, list[TradeOff]]()
-    for point in points:
-        lines.setdefault(point.name, []).append(point)
     for index, line in enumerate(lines.values()):
-        for point in line:
-            axes.errorbar(
-                point.retrieval,
-                point.foils,
-                yerr=point.foils_spread,
-                xerr=point.retrieval_spread,
-                fmt="o",
-                capsize=2,
-                color=color(index),
-            )
-        if len(line) > 1:
-            path = [start, *line]
-            axes.plot(
-                [point.retrieval for point in path],
-                [point.foils for point in path],
-                line_style(index),
-                color=color(index),
-                alpha=0.5,
-            )
-        elif index:
-            axes.annotate(
-                "",
-                (line[0].retrieval, line[0].foils),
-                xytext=(start.retrieval, start.foils),
-                arrowprops={"arrowstyle": "->", "color": color(index), "alpha": 0.3},
-            )
+        _trade_off_line(axes, points[0], line, index)
     axes.margins(x=0.15, y=0.15)
     axes.grid(visible=True)
-    last = [line[-1] for line in lines.values()]
-    _name_points(axes, [Mark(p.retrieval, p.foils, name=p.name) for p in last])
+    if listed:
+        add_legend(axes, columns)
+    else:
+        last = [line[-1] for line in lines.values()]
+        _name_points(axes, [Mark(p.retrieval, p.foils, name=p.name) for p in last])
     return figure
+
+
+def _trade_off_line(axes: Axes, start: TradeOff, line: Sequence[TradeOff], index: int) -> None:
+    style = {"color": color(index), "marker": MARKERS[index // len(COLORS) % len(MARKERS)]}
+    for number, point in enumerate(line):
+        axes.errorbar(
+            point.retrieval,
+            point.foils,
+            yerr=point.foils_spread,
+            xerr=point.retrieval_spread,
+            linestyle="none",
+            capsize=2,
+            label=short(point.name) if not number else None,
+            **style,
+        )
+    if len(line) > 1:
+        path = [start, *line]
+        axes.plot(
+            [point.retrieval for point in path],
+            [point.foils for point in path],
+            line_style(index),
+            color=color(index),
+            alpha=0.5,
+        )
+    elif line[0] is not start:
+        axes.annotate(
+            "",
+            (line[0].retrieval, line[0].foils),
+            xytext=(start.retrieval, start.foils),
+            arrowprops={"arrowstyle": "->", "color": color(index), "alpha": 0.3},
+        )

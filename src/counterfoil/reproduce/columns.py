@@ -95,6 +95,7 @@ FOIL_NUMBERS = (
     "caption_accuracy",
     "harder",
     "gap",
+    "other_image",
     "true_negatives",
     "false_negatives",
     "senseless",

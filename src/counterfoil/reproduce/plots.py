@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING
 
 from counterfoil.plots.charts import Point, line_chart, save_figure
@@ -165,17 +166,37 @@ def _panels(result: Reproduction) -> list[Chart]:
 
 def _trade_off(result: Reproduction) -> list[Chart]:
     """Foils against RSUM, from the first row to each other one; not with fewer than two rows."""
+    rows = [row for row in result.rows if _both(row, result.trade_off)]
+    if len(rows) < 2 or not result.trade_off:
+        return []
+    start = _both(rows[0], result.trade_off)
     points = []
-    for row in result.rows if result.trade_off else ():
-        rsum, foils = row.numbers.get("rsum"), row.total(result.trade_off)
-        if rsum is not None and foils is not None:
-            count = len(result.trade_off)
-            spread = None if foils.std is None else foils.std / count
-            name = ", ".join(row.label[:-1]) if result.varied else ", ".join(row.label)
-            point = TradeOff(name, rsum.mean, foils.mean / count, rsum.std, spread)
-            points.append(point)
-    drawn = partial(trade_off_chart, points, result.title)
-    return [Chart("trade-off", drawn)] if len(points) > 1 else []
+    for row in rows:
+        both, name = _both(row, result.trade_off), row.label[: -1 if result.varied else None]
+        rsum, foils = (Measure.over([each[side] for each in both.values()]) for side in (0, 1))
+        spreads = (
+            (_spread_of_change(both, start, side) for side in (0, 1)) if row != rows[0] else ()
+        )
+        title = ", ".join(part for part in name if part != "–")
+        points.append(TradeOff(title, rsum.mean, foils.mean, *spreads))
+    return [Chart("trade-off", partial(trade_off_chart, points, result.title))]
+
+
+def _both(row: RowResult, foils: Sequence[str]) -> dict[int, tuple[float, float]]:
+    """RSUM and the mean of the measures on foils, by seed."""
+    return {
+        one.seed: (one.numbers["rsum"], fmean(one.numbers[title] for title in foils))
+        for one in row.each
+        if foils and {"rsum", *foils} <= one.numbers.keys()
+    }
+
+
+def _spread_of_change(
+    both: Mapping[int, tuple[float, float]], start: Mapping[int, tuple[float, float]], side: int
+) -> float | None:
+    """Deviation over seeds of the change since the start, which all rows of a seed share."""
+    changes = [both[seed][side] - start[seed][side] for seed in both.keys() & start.keys()]
+    return Measure.over(changes).std if changes else None
 
 
 def _dot(number: Measure | None) -> Dot | None:

@@ -28,7 +28,7 @@ from counterfoil.evaluation.foils.metrics import (
     verdicts_on,
 )
 from counterfoil.evaluation.foils.report import FoilReport
-from counterfoil.evaluation.foils.scores import FoilScores, score_foils
+from counterfoil.evaluation.foils.scores import FoilScores, encode_sentences, score_foils
 from counterfoil.evaluation.foils.sets import (
     FoilChoice,
     FoilPair,
@@ -89,7 +89,7 @@ def test_accuracies_agree_with_counting(items) -> None:
     items = sorted(items)
     pairs = [FoilPair(caption, "") for caption, _, _ in items]
     true, foil = (np.array([float(item[k]) for item in items]) for k in (1, 2))
-    result = FoilScores(pairs, true, foil)
+    result = FoilScores(pairs, true, foil, elsewhere=foil - 1)
     right = [t > f for t, f in zip(true, foil, strict=True)]
     assert result.accuracy == pytest.approx(sum(right) / len(right))
     captions = {pair.caption for pair in pairs}
@@ -99,6 +99,47 @@ def test_accuracies_agree_with_counting(items) -> None:
     ]
     assert result.caption_accuracy == pytest.approx(sum(whole) / len(whole))
     assert result.gap == pytest.approx(sum(true - foil) / len(items))
+    shares = {-1.0: 0.0, 0.0: 0.5, 1.0: 1.0}
+    assert result.other_image == pytest.approx(sum(shares[f - 1] for f in foil) / len(items))
+
+
+def test_another_image_reveals_a_model_that_only_reads(scenes, foils) -> None:
+    pairs = foils.pairs[:60]
+    some = replace(foils, pairs=pairs)
+    model = make(scenes)
+    encode = model.encode_images
+    # every image looks like the first of its block
+    model.encode_images = lambda images: encode(images)[torch.zeros(len(images.mask)).long()]
+    scores = score_foils(model, scenes.test, some)
+    known = ~np.isnan(scores.elsewhere)
+    differences = (scores.true - scores.foil)[known]
+    assert scores.elsewhere[known] == pytest.approx(differences, abs=1e-5)
+    assert scores.other_image == pytest.approx(np.mean((np.sign(differences) + 1) / 2))
+    assert len(scores.elsewhere) == len(pairs)
+    images = [int(scenes.test.image_of[pair.caption]) for pair in pairs]
+    assert len(set(images)) > 1
+    alone = [pair for pair, image in zip(pairs, images, strict=True) if image == images[0]]
+    one = score_foils(make(scenes), scenes.test, replace(foils, pairs=alone))
+    assert one.other_image is None
+    assert np.isnan(one.elsewhere).all()
+
+
+def test_scores_with_another_image_agree_with_a_loop(scenes, foils, model) -> None:
+    split, some = scenes.test, replace(foils, pairs=foils.pairs[:7])
+    scores = score_foils(model, split, some)
+    with torch.inference_mode():
+        for k, pair in enumerate(some.pairs):
+            other = some.pairs[(k - len(some.pairs) // 2) % len(some.pairs)].caption
+            image = int(split.image_of[other])
+            if image == int(split.image_of[pair.caption]):
+                assert np.isnan(scores.elsewhere[k])
+                continue
+            encoded = model.encode_images(pad_fragments([split.require_fragments().read(image)]))
+            texts = model.encode_texts(
+                encode_sentences(model, [split.texts[pair.caption], pair.foil])
+            )
+            true, false = model.matcher.score_all(encoded, texts)[0].tolist()
+            assert scores.elsewhere[k] == pytest.approx(true - false, abs=1e-5)
 
 
 def test_rules_make_the_same_foils_for_the_same_seed(scenes, foils) -> None:

@@ -278,6 +278,7 @@ def judge_foils(
         caption_accuracy=100 * scores.caption_accuracy,
         harder=100 * float(np.mean(scores.foil > scores.true)),
         gap=scores.gap,
+        other_image=None if scores.other_image is None else 100 * scores.other_image,
         **_truth_shares(split, foils.pairs),
         **_false_accuracy(scores, verdicts),
         **(_word_shares(words) if words is not None else {}),

@@ -39,7 +39,9 @@ class FoilReport(Report):
 
     ``accuracy`` is the share of foils that score below their caption, ``harder`` the share above,
     ``gap`` the mean difference of the scores. ``false_accuracy`` counts only foils that are
-    certainly false of their image.
+    certainly false of their image. ``other_image`` is the accuracy with another image, which
+    neither describes: about 50 if the model compares sentences with the image, more if it prefers
+    sentences like the captions whatever the image shows.
 
     Words of foils (TAGS-DC §4.4): ``wod_auc`` and ``wod_accuracy`` of detecting replaced words,
     ``wod_found`` their recall at a threshold of 0.5, ``woc_accuracy`` the share corrected.
@@ -61,6 +63,7 @@ class FoilReport(Report):
     caption_accuracy: float
     harder: float
     gap: float
+    other_image: float | None = None
     true_negatives: float | None = None
     false_accuracy: float | None = None
     checked: int = 0
@@ -92,6 +95,7 @@ class FoilReport(Report):
             ("true caption > false foil", self.false_accuracy),
             ("true caption > all its foils", self.caption_accuracy),
             ("foil > true caption", self.harder),
+            ("true caption > foil, with another image", self.other_image),
             ("true negatives", self.true_negatives),
             ("word discrimination, AUC", self.wod_auc),
             ("word discrimination, accuracy", self.wod_accuracy),
@@ -138,6 +142,8 @@ class FoilReport(Report):
     def notes(self) -> str:
         """What is needed to compare the numbers, in one sentence."""
         parts = ["a tie counts against the model"]
+        if self.other_image is not None:
+            parts.append("with another image, about 50 is right: more needs no image")
         if self.true_negatives is not None:
             parts.append(f"true negatives of {self.checked} foils, {self.unsure} more are unsure")
         if self.word_pairs:

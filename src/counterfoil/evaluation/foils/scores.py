@@ -33,11 +33,16 @@ class Block:
 
 @dataclass(frozen=True)
 class FoilScores:
-    """Scores [n] of the captions of ``pairs`` and of their foils, for all readable images."""
+    """Scores [n] of the captions of ``pairs`` and of their foils, for all readable images.
+
+    ``elsewhere`` is the score of the caption minus that of the foil with another image, which
+    neither describes; NaN without one.
+    """
 
     pairs: list[FoilPair]
     true: Values
     foil: Values
+    elsewhere: Values
 
     @property
     def accuracy(self) -> float:
@@ -55,7 +60,22 @@ class FoilScores:
     def among(self, chosen: Sequence[bool]) -> FoilScores:
         """The scores of a subset; ``chosen`` is a mask."""
         rows = np.flatnonzero(chosen)
-        return FoilScores([self.pairs[row] for row in rows], self.true[rows], self.foil[rows])
+        return FoilScores(
+            [self.pairs[row] for row in rows],
+            self.true[rows],
+            self.foil[rows],
+            self.elsewhere[rows],
+        )
+
+    @property
+    def other_image(self) -> float | None:
+        """Share of foils that score below their caption with another image, a tie as a half.
+
+        A model that compares sentences with the image has about a half. More is a preference for
+        sentences like the captions, whatever the image shows.
+        """
+        known = self.elsewhere[~np.isnan(self.elsewhere)]
+        return float(np.mean((np.sign(known) + 1) / 2)) if len(known) else None
 
     @property
     def gap(self) -> float:
@@ -84,24 +104,39 @@ def blocks(
 def score_foils(
     model: Model, split: Split, foils: FoilSet, progress: Progress | None = None
 ) -> FoilScores:
-    """Score each caption and each foil with its own image."""
+    """Score each caption and each foil with its own image, and with another one."""
     pairs: list[FoilPair] = []
     true: list[Tensor] = []
     false: list[Tensor] = []
+    elsewhere: list[Tensor] = []
     with eval_mode(model):
         for block in blocks(model, split, foils.pairs, progress or Silent(), "scoring foils"):
             captions = [split.texts[pair.caption] for pair in block.pairs]
             sentences = [pair.foil for pair in block.pairs]
             pairs += block.pairs
+            same = _same_ids(model, captions, sentences)
+            others, differs = _other_images(split, block)
             right, wrong = (
-                _own_scores(model, block.images, texts) for texts in (captions, sentences)
+                _paired_scores(model, (block.images, block.images[others]), texts)
+                for texts in (captions, sentences)
             )
-            true.append(right)
             # The same token ids must give exactly the same score, whatever the batch.
-            false.append(torch.where(_same_ids(model, captions, sentences), right, wrong))
+            own, other = (torch.where(same, r, w) for r, w in zip(right, wrong, strict=True))
+            true.append(right[0])
+            false.append(own)
+            elsewhere.append((right[1] - other).masked_fill(~differs, torch.nan))
     if not pairs:
         raise DataError(f"split '{split.name}': no image of a foil could be read")
-    return FoilScores(pairs, *(torch.cat(part).double().cpu().numpy() for part in (true, false)))
+    scores = (torch.cat(part).double().cpu().numpy() for part in (true, false, elsewhere))
+    return FoilScores(pairs, *scores)
+
+
+def _other_images(split: Split, block: Block) -> tuple[Tensor, Tensor]:
+    """For each pair of a block, the row of another pair's image, and whether that differs."""
+    images = torch.tensor([int(split.image_of[pair.caption]) for pair in block.pairs])
+    others = torch.arange(len(images)).roll(len(images) // 2)
+    device = block.images.mask.device
+    return others.to(device), (images != images[others]).to(device)
 
 
 def encode_sentences(model: Model, sentences: Sequence[str]) -> TextBatch:
@@ -110,10 +145,12 @@ def encode_sentences(model: Model, sentences: Sequence[str]) -> TextBatch:
     return pad_texts(ids, model.text.pad).to(model.device)
 
 
-def _own_scores(model: Model, images: Encoded, sentences: Sequence[str]) -> Tensor:
-    """Scores [n] of image ``k`` with sentence ``k``."""
+def _paired_scores(
+    model: Model, images: Sequence[Encoded], sentences: Sequence[str]
+) -> list[Tensor]:
+    """For each of ``images``, the scores [n] of its image ``k`` with sentence ``k``."""
     texts = model.encode_texts(encode_sentences(model, sentences))
-    return paired_scores(model.matcher, images, texts).float()
+    return [paired_scores(model.matcher, one, texts).float() for one in images]
 
 
 def _same_ids(model: Model, one: Sequence[str], other: Sequence[str]) -> Tensor:
