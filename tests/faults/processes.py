@@ -69,11 +69,13 @@ def _plain(name: str) -> Case:
     return Case({name: {}}, _model("vse-fc"))
 
 
-# Not `hard-candidates`, `tags`, `tags-dc` and `alignment` with candidates: each process draws the
-# negatives of its cross-encoder from its own share of the batch.
+SMALL_TAGS = {"masks": 2, "samples": 3, "kept": 2, "mlm": 0.5, "rank": 0.5}
+TAGS_DC = {**SMALL_TAGS, "discrimination": 0.5, "correction": 0.5}
+
 CASES = {
     **{name: _plain(name) for name in objectives if not objectives[name].requires},
     "alignment": Case({"alignment": {}}, UNITER),
+    "alignment, sampled negatives": Case({"alignment": {"kept": 2}}, UNITER),
     "aoq": Case({"aoq": {"first": "first", "candidates": 10}}, _model("vse-fc")),
     "captioning": Case(
         {"hardest": 1, "captioning": {"hidden": 8, "word_dim": 8, "dropout": 0.0}},
@@ -83,6 +85,8 @@ CASES = {
     "cfm": Case({"hardest": 1, "cfm": {}}, _model("scan-t2i")),
     "foils": Case({"hardest": 1, "foils": {"count": 2}}, _model("vse-fc")),
     "fsc-clip": Case({"fsc-clip": {}}, _model("vse-fc")),
+    "hard-candidates": Case({"hard-candidates": {"kept": 2}}, UNITER),
+    "hard-candidates, 5 anchors": Case({"hard-candidates": {"kept": 2, "anchors": 5}}, UNITER),
     "hrem-graph": Case(
         {"hardest": 1, "hrem-graph": {"loss": "vse", "warmup": 0, "dropout": 0.0}}, _model("hrem")
     ),
@@ -93,6 +97,13 @@ CASES = {
     "ndgl": Case({"selhn": {}, "ndgl": {"guide": "guide"}}, _model("vse-fc")),
     "negclip": Case({"negclip": {}}, _model("vse-fc")),
     "siglip-foils": Case({"siglip-foils": {}}, _model("vse-fc")),
+    "tags": Case({"hard-candidates": {"kept": 2}, "tags": SMALL_TAGS}, _uniter(["mlm"])),
+    "tags, 5 anchors": Case(
+        {"alignment": {}, "tags": {**SMALL_TAGS, "anchors": 5}}, _uniter(["mlm"])
+    ),
+    "tags-dc": Case(
+        {"alignment": {}, "tags-dc": TAGS_DC}, _uniter(["mlm", "discrimination", "correction"])
+    ),
     "triplet-clip": Case({"triplet-clip": {"images": "first"}}, _model("vse-fc")),
     "uniformity": Case(
         {"hardest": {"reduction": "mean"}, "mmd": 0.5, "uniformity": 0.5},
@@ -111,10 +122,6 @@ CASES = {
     "SAF, batch norm": Case({"hardest": {}}, _model("saf", matcher={"sim_dim": 8})),
     "NAAF": Case({"hardest": {}}, _model("naaf")),
 }
-
-
-UNEQUAL = {"cfm", "mlm"}
-"""Cases that still differ in several processes; why was not examined (docs/reliability.md)."""
 
 
 def train_case(folder: Path, name: str, double: bool) -> None:

@@ -12,8 +12,9 @@ import pytest
 from counterfoil.core import distributed
 from counterfoil.core.distributed import processes
 from counterfoil.core.errors import DataError
+from counterfoil.objectives import objectives
 from tests.faults.children import Moment
-from tests.faults.processes import CASES, UNEQUAL, compare, start_ranks, try_death, wait_all
+from tests.faults.processes import CASES, compare, start_ranks, try_death, wait_all
 
 
 def work(fails: bool) -> None:
@@ -41,10 +42,13 @@ def test_all_processes_end_with_the_message_of_one_that_fails_or_is_killed(
         assert cause in results[rank].output
 
 
+def test_every_objective_is_compared() -> None:
+    assert {name for case in CASES.values() for name in case.objective} == set(objectives)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [2, 4])
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow) for name in CASES if name not in UNEQUAL]
-)
+@pytest.mark.parametrize("name", CASES)
 def test_several_processes_train_as_one_does(tmp_path, name, count) -> None:
     found = compare(tmp_path, name, count, double=True)
     assert found.steps >= 50

@@ -103,6 +103,14 @@ def gather_counts(count: int, device: torch.device) -> list[int]:
     return [int(part) for part in parts]
 
 
+def own_slice(count: int, device: torch.device) -> slice:
+    """The ``count`` rows of this process among the rows of all processes."""
+    if world_size() == 1:
+        return slice(0, count)
+    first = sum(gather_counts(count, device)[: rank()])
+    return slice(first, first + count)
+
+
 def any_process(flag: bool, device: torch.device) -> bool:
     """True if the flag is set in any process, so that all of them stop at the same step."""
     if world_size() == 1:
