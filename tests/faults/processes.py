@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -301,14 +302,18 @@ def start_ranks(
     return children
 
 
-def fail_in(stage: str) -> None:
-    """Let the second call of a stage's function raise an error."""
+def _fail() -> None:
+    raise DataError(MESSAGE)
+
+
+def fail_in(stage: str, number: int = 1, fail: Callable[[], None] = _fail) -> None:
+    """Let a call of a stage's function, counted from 0, raise an error or do what is given."""
     owner, name = stage_owner(STAGES[stage])
     real, calls = getattr(owner, name), iter(range(1_000_000))
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        if next(calls) == 1:
-            raise DataError(MESSAGE)
+        if next(calls) == number:
+            fail()
         return real(*args, **kwargs)
 
     setattr(owner, name, call)
@@ -328,23 +333,35 @@ def wait_all(children: Sequence[Child], limit: float = 300.0) -> tuple[list[Ende
     return results, max(ends.values()) - min(ends.values())
 
 
+def train_words(root: Path, name: str, resume: bool = False) -> list[str]:
+    """A tiny training run without dropout in the folder ``name``."""
+    settings = [*SCENES, *SMALL, *FAST, *EMBEDDING, "model.text.dropout=0"]
+    out = ["--out", f"{root}/{name}", "--cache", f"{root}/cache"]
+    return ["train", "scenes/rvse-mlp", *settings, *(["--resume"] if resume else []), *out]
+
+
+def train_alone(root: Path) -> None:
+    """The run ``one`` in a single process, undisturbed; made once."""
+    import_all()
+    if not (root / "one" / "report.html").exists():
+        whole = Child(train_words(root, "one"), root / "one-child").wait()
+        assert whole.code == 0, whole.output
+        import_as(root / "one-child")
+
+
+def difference_from_alone(root: Path) -> float:
+    """How much the weights of ``run`` differ from those of `train_alone`."""
+    weights = [load_file(root / name / "last" / "model.safetensors") for name in ("one", "run")]
+    return max(_difference(value, weights[1][key]) for key, value in weights[0].items())
+
+
 def try_death(root: Path, rng: random.Random) -> dict[str, Any]:
     """One process of several dies or fails; the others end, and the run resumes with more or fewer.
 
     The resumed run must have the weights of an undisturbed one in a single process.
     """
-    import_all()
-    settings = [*SCENES, *SMALL, *FAST, *EMBEDDING, "model.text.dropout=0"]
-
-    def words(name: str, resume: bool = False) -> list[str]:
-        named = ["--resume"] if resume else []
-        out = ["--out", f"{root}/{name}", "--cache", f"{root}/cache"]
-        return ["train", "scenes/rvse-mlp", *settings, *named, *out]
-
-    if not (root / "one" / "report.html").exists():
-        whole = Child(words("one"), root / "one-child").wait()
-        assert whole.code == 0, whole.output
-        import_as(root / "one-child")
+    words = partial(train_words, root)
+    train_alone(root)
     shutil.rmtree(root / "run", ignore_errors=True)
     count, resumed = rng.sample([2, 4], 1)[0], rng.choice([1, 2, 4])
     victim, fails = rng.randrange(count), rng.random() < 0.4
@@ -363,11 +380,8 @@ def try_death(root: Path, rng: random.Random) -> dict[str, Any]:
         problems.append(f"the last of {count} processes ended after {seconds:.0f} s")
     again, _ = wait_all(start_ranks(words("run", resume=True), root / "ranks", resumed, {}))
     problems += [f"not resumed: {ended.output[-800:]}" for ended in again if ended.code != 0]
-    if not problems:
-        weights = [load_file(root / name / "last" / "model.safetensors") for name in ("one", "run")]
-        worst = max(_difference(value, weights[1][key]) for key, value in weights[0].items())
-        if worst > 1e-4:  # in single precision
-            problems.append(f"weights differ by {worst:.1e} after a resume")
+    if not problems and (worst := difference_from_alone(root)) > 1e-4:  # in single precision
+        problems.append(f"weights differ by {worst:.1e} after a resume")
     how = "an error" if fails else "SIGKILL"
     return {
         "kills": [(f"process {victim} of {count}: {how}", stage)],

@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from counterfoil.core.errors import CounterfoilError
+from counterfoil.core.errors import CounterfoilError, LostLoaderError
 from counterfoil.core.parallel import end_with_parent
 
 T = TypeVar("T")
@@ -265,7 +265,7 @@ class PeerWatch:
 
     def cause(self, error: Exception) -> Exception:
         """An error of this process, or that of another one which led to it; told to the others."""
-        if not isinstance(error, CounterfoilError):
+        if isinstance(error, LostLoaderError) or not isinstance(error, CounterfoilError):
             end = time.monotonic() + 2 * WATCH_SECONDS  # the other may be about to tell
             while time.monotonic() < end:
                 if (failure := self.find_failure()) is not None:
