@@ -121,6 +121,9 @@ CASES = {
     "VSRN, batch norm": Case({"hardest": {}}, _model("vsrn", image={"final_norm": True})),
     "SGR, batch norm": Case({"hardest": {}}, _model("sgr", matcher={"sim_dim": 8})),
     "SAF, batch norm": Case({"hardest": {}}, _model("saf", matcher={"sim_dim": 8})),
+    "CHAN, attention to padding": Case(
+        {"hardest": {}}, _model("chan", image={"name": "self-attention", "form": "reference"})
+    ),
     "NAAF": Case({"hardest": {}}, _model("naaf")),
 }
 

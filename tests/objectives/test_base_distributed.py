@@ -18,6 +18,7 @@ from counterfoil.core.progress import Silent
 from counterfoil.data.batches.collate import Collate
 from counterfoil.data.batches.dataset import Augmentation, CaptionItems
 from counterfoil.data.batches.sampling import BatchPlan, RankBatches
+from counterfoil.encoders.images import TransformerEncoder
 from counterfoil.models import create_model
 from counterfoil.objectives import create_objective
 from counterfoil.objectives.foils import anchor_rows
@@ -36,6 +37,11 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         "all",
         {"hardest": {}, "hrem-graph": {"loss": "vse", "warmup": 0, "dropout": 0.0}},
         {"name": "hrem"},
+    ),
+    "attention to padding": (
+        "all",
+        {"hardest": {}},
+        {"name": "chan", "image": {"name": "self-attention", "form": "reference"}},
     ),
     "alignment": ("all", {"alignment": {}}, UNITER),
     "sampled negatives": ("all", {"alignment": {"kept": 2}}, UNITER),
@@ -102,6 +108,22 @@ def test_a_process_without_an_anchor_is_an_error_in_all(in_two_processes) -> Non
     for message in in_two_processes(anchors_of_seven, 1):
         assert "anchors=1: a process of 2 has no anchor" in message
         assert "set more anchors" in message
+
+
+def train_across_images() -> str:
+    encoder = TransformerEncoder(4, 8, form="reference")
+    with pytest.raises(ConfigError) as refused:
+        encoder.project(torch.zeros(2, 3, 4), torch.ones(2, 3).bool())
+    encoder.eval().project(torch.zeros(2, 3, 4), torch.ones(2, 3).bool())
+    return str(refused.value)
+
+
+def test_an_encoder_that_mixes_the_images_of_a_batch_trains_in_one_process(
+    in_two_processes,
+) -> None:
+    for message in in_two_processes(train_across_images):
+        assert "model.image.form=reference" in message
+        assert "trains in one process" in message
 
 
 @pytest.mark.parametrize("name", CASES)
