@@ -41,7 +41,8 @@ class Workload:
     """One command: its words in the folder of a try, those after a kill, and its result.
 
     ``result`` are patterns of files that must have the same bytes as those of an undisturbed run,
-    ``exist`` files whose content has times. ``start`` names what is copied into the folder first.
+    ``exist`` files whose content has times. ``start`` names what is copied into the folder first,
+    as ``start_as``.
     """
 
     name: str
@@ -50,6 +51,7 @@ class Workload:
     result: tuple[str, ...]
     exist: tuple[str, ...] = ()
     start: str | None = None
+    start_as: str = "index"
     stages: tuple[str, ...] = ()
     """Stages that some kills are aimed at."""
     done: str | None = None
@@ -88,6 +90,16 @@ def _features(root: Path, folder: Path) -> list[str]:
     return ["features", f"{root}/photos/captions.csv", "--backbone", "segments", *out]
 
 
+def _features_part(root: Path, folder: Path, part: str = "1/2") -> list[str]:
+    out = ["--out", f"{folder}/out", "--part", part]
+    return ["features", f"{root}/photos/captions.csv", "--backbone", "segments", *out]
+
+
+def _features_merge(root: Path, folder: Path) -> list[str]:
+    out = ["--out", f"{folder}/out", "--merge", "--overwrite"]
+    return ["features", f"{root}/photos/captions.csv", "--backbone", "segments", *out]
+
+
 def _guide(root: Path, folder: Path) -> list[str]:
     out = ["--out", f"{folder}/guide", "--cache", f"{root}/cache"]
     return ["guide", "build", f"{root}/runs/vse", f"{root}/runs/naaf", *out]
@@ -116,6 +128,14 @@ def _index_after_kill(root: Path, folder: Path) -> list[str]:
     return _index_add(root, folder, "test")
 
 
+def _index_part(root: Path, folder: Path, part: str = "1/2") -> list[str]:
+    return [*_index(root, folder), "--part", part]
+
+
+def _index_merge(root: Path, folder: Path) -> list[str]:
+    return [*_index(root, folder), "--merge", "--overwrite"]
+
+
 def _index_add(root: Path, folder: Path, split: str = "dev") -> list[str]:
     more = ["--existing", "skip", "--split", split, "--recall-queries", "0"]
     return ["index", "add", f"{folder}/index", "scenes", *DATA, *more, "--cache", f"{root}/cache"]
@@ -139,6 +159,14 @@ WORKLOADS = {
         _train("train SelHN + NDGL", "scenes/rvse-mlp", EMBEDDING, guide=True),
         _train("train TAGS-DC", "scenes/tags-dc-one-stage", TRANSFORMER),
         Workload("features", *_same(_features), ("out/**/*",)),
+        Workload("features --part", *_same(_features_part), ("out.parts/**/*",)),
+        Workload(
+            "features --merge",
+            *_same(_features_merge),
+            ("out/**/*",),
+            start="features-parts",
+            start_as="out.parts",
+        ),
         Workload("guide", *_same(_guide), ("guide/**/*",)),
         Workload("foils", *_same(_foils), ("foils.jsonl",)),
         Workload("audit", *_same(_audit), ("audit/*",)),
@@ -146,6 +174,14 @@ WORKLOADS = {
         Workload("index add", *_same(_index_add), INDEX, start="index"),
         Workload("index remove", *_same(_index_remove), INDEX, start="index", done="no such id"),
         Workload("index compact", *_same(_index_compact), SEGMENTS, start="removed"),
+        Workload("index --part", *_same(_index_part), ("index.parts/**/*",)),
+        Workload(
+            "index --merge",
+            *_same(_index_merge),
+            INDEX,
+            start="index-parts",
+            start_as="index.parts",
+        ),
         Workload(
             "reproduce",
             *_same(_reproduce),
@@ -192,6 +228,10 @@ class Workplace:
             "index add": ["runs/vse", "index"],
             "index remove": ["runs/vse", "index"],
             "index compact": ["runs/vse", "index", "removed"],
+            "features --part": ["photos"],
+            "features --merge": ["photos", "features-parts"],
+            "index --part": ["runs/vse"],
+            "index --merge": ["runs/vse", "index-parts"],
         }
         wanted = [need for name in names for need in needs.get(name, [])]
         for need in dict.fromkeys(wanted):
@@ -213,6 +253,11 @@ class Workplace:
             elif need == "index":
                 self._run(_index(self.root, making), making)
                 made = making / "index"
+            elif need in ("index-parts", "features-parts"):
+                make, name = (_index_part, "index") if "index" in need else (_features_part, "out")
+                for part in ("1/2", "2/2"):
+                    self._run(make(self.root, making, part), making)
+                made = making / f"{name}.parts"
             else:
                 shutil.copytree(self.root / "index", making / "index")
                 self._run(_index_remove(self.root, making), making)
@@ -233,7 +278,7 @@ class Workplace:
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         if workload.start is not None:
-            shutil.copytree(self.root / workload.start, folder / "index")
+            shutil.copytree(self.root / workload.start, folder / workload.start_as)
         return folder
 
     def reference(self, workload: Workload) -> Reference:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -69,11 +70,13 @@ def _plain(name: str) -> Case:
     return Case({name: {}}, _model("vse-fc"))
 
 
-# Not `hard-candidates`, `tags`, `tags-dc` and `alignment` with candidates: each process draws the
-# negatives of its cross-encoder from its own share of the batch.
+SMALL_TAGS = {"masks": 2, "samples": 3, "kept": 2, "mlm": 0.5, "rank": 0.5}
+TAGS_DC = {**SMALL_TAGS, "discrimination": 0.5, "correction": 0.5}
+
 CASES = {
     **{name: _plain(name) for name in objectives if not objectives[name].requires},
     "alignment": Case({"alignment": {}}, UNITER),
+    "alignment, sampled negatives": Case({"alignment": {"kept": 2}}, UNITER),
     "aoq": Case({"aoq": {"first": "first", "candidates": 10}}, _model("vse-fc")),
     "captioning": Case(
         {"hardest": 1, "captioning": {"hidden": 8, "word_dim": 8, "dropout": 0.0}},
@@ -83,6 +86,8 @@ CASES = {
     "cfm": Case({"hardest": 1, "cfm": {}}, _model("scan-t2i")),
     "foils": Case({"hardest": 1, "foils": {"count": 2}}, _model("vse-fc")),
     "fsc-clip": Case({"fsc-clip": {}}, _model("vse-fc")),
+    "hard-candidates": Case({"hard-candidates": {"kept": 2}}, UNITER),
+    "hard-candidates, 5 anchors": Case({"hard-candidates": {"kept": 2, "anchors": 5}}, UNITER),
     "hrem-graph": Case(
         {"hardest": 1, "hrem-graph": {"loss": "vse", "warmup": 0, "dropout": 0.0}}, _model("hrem")
     ),
@@ -93,6 +98,13 @@ CASES = {
     "ndgl": Case({"selhn": {}, "ndgl": {"guide": "guide"}}, _model("vse-fc")),
     "negclip": Case({"negclip": {}}, _model("vse-fc")),
     "siglip-foils": Case({"siglip-foils": {}}, _model("vse-fc")),
+    "tags": Case({"hard-candidates": {"kept": 2}, "tags": SMALL_TAGS}, _uniter(["mlm"])),
+    "tags, 5 anchors": Case(
+        {"alignment": {}, "tags": {**SMALL_TAGS, "anchors": 5}}, _uniter(["mlm"])
+    ),
+    "tags-dc": Case(
+        {"alignment": {}, "tags-dc": TAGS_DC}, _uniter(["mlm", "discrimination", "correction"])
+    ),
     "triplet-clip": Case({"triplet-clip": {"images": "first"}}, _model("vse-fc")),
     "uniformity": Case(
         {"hardest": {"reduction": "mean"}, "mmd": 0.5, "uniformity": 0.5},
@@ -109,12 +121,11 @@ CASES = {
     "VSRN, batch norm": Case({"hardest": {}}, _model("vsrn", image={"final_norm": True})),
     "SGR, batch norm": Case({"hardest": {}}, _model("sgr", matcher={"sim_dim": 8})),
     "SAF, batch norm": Case({"hardest": {}}, _model("saf", matcher={"sim_dim": 8})),
+    "CHAN, attention to padding": Case(
+        {"hardest": {}}, _model("chan", image={"name": "self-attention", "form": "reference"})
+    ),
     "NAAF": Case({"hardest": {}}, _model("naaf")),
 }
-
-
-UNEQUAL = {"cfm", "mlm"}
-"""Cases that still differ in several processes; why was not examined (docs/reliability.md)."""
 
 
 def train_case(folder: Path, name: str, double: bool) -> None:
@@ -294,14 +305,18 @@ def start_ranks(
     return children
 
 
-def fail_in(stage: str) -> None:
-    """Let the second call of a stage's function raise an error."""
+def _fail() -> None:
+    raise DataError(MESSAGE)
+
+
+def fail_in(stage: str, number: int = 1, fail: Callable[[], None] = _fail) -> None:
+    """Let a call of a stage's function, counted from 0, raise an error or do what is given."""
     owner, name = stage_owner(STAGES[stage])
     real, calls = getattr(owner, name), iter(range(1_000_000))
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        if next(calls) == 1:
-            raise DataError(MESSAGE)
+        if next(calls) == number:
+            fail()
         return real(*args, **kwargs)
 
     setattr(owner, name, call)
@@ -321,23 +336,35 @@ def wait_all(children: Sequence[Child], limit: float = 300.0) -> tuple[list[Ende
     return results, max(ends.values()) - min(ends.values())
 
 
+def train_words(root: Path, name: str, resume: bool = False) -> list[str]:
+    """A tiny training run without dropout in the folder ``name``."""
+    settings = [*SCENES, *SMALL, *FAST, *EMBEDDING, "model.text.dropout=0"]
+    out = ["--out", f"{root}/{name}", "--cache", f"{root}/cache"]
+    return ["train", "scenes/rvse-mlp", *settings, *(["--resume"] if resume else []), *out]
+
+
+def train_alone(root: Path) -> None:
+    """The run ``one`` in a single process, undisturbed; made once."""
+    import_all()
+    if not (root / "one" / "report.html").exists():
+        whole = Child(train_words(root, "one"), root / "one-child").wait()
+        assert whole.code == 0, whole.output
+        import_as(root / "one-child")
+
+
+def difference_from_alone(root: Path) -> float:
+    """How much the weights of ``run`` differ from those of `train_alone`."""
+    weights = [load_file(root / name / "last" / "model.safetensors") for name in ("one", "run")]
+    return max(_difference(value, weights[1][key]) for key, value in weights[0].items())
+
+
 def try_death(root: Path, rng: random.Random) -> dict[str, Any]:
     """One process of several dies or fails; the others end, and the run resumes with more or fewer.
 
     The resumed run must have the weights of an undisturbed one in a single process.
     """
-    import_all()
-    settings = [*SCENES, *SMALL, *FAST, *EMBEDDING, "model.text.dropout=0"]
-
-    def words(name: str, resume: bool = False) -> list[str]:
-        named = ["--resume"] if resume else []
-        out = ["--out", f"{root}/{name}", "--cache", f"{root}/cache"]
-        return ["train", "scenes/rvse-mlp", *settings, *named, *out]
-
-    if not (root / "one" / "report.html").exists():
-        whole = Child(words("one"), root / "one-child").wait()
-        assert whole.code == 0, whole.output
-        import_as(root / "one-child")
+    words = partial(train_words, root)
+    train_alone(root)
     shutil.rmtree(root / "run", ignore_errors=True)
     count, resumed = rng.sample([2, 4], 1)[0], rng.choice([1, 2, 4])
     victim, fails = rng.randrange(count), rng.random() < 0.4
@@ -356,11 +383,8 @@ def try_death(root: Path, rng: random.Random) -> dict[str, Any]:
         problems.append(f"the last of {count} processes ended after {seconds:.0f} s")
     again, _ = wait_all(start_ranks(words("run", resume=True), root / "ranks", resumed, {}))
     problems += [f"not resumed: {ended.output[-800:]}" for ended in again if ended.code != 0]
-    if not problems:
-        weights = [load_file(root / name / "last" / "model.safetensors") for name in ("one", "run")]
-        worst = max(_difference(value, weights[1][key]) for key, value in weights[0].items())
-        if worst > 1e-4:  # in single precision
-            problems.append(f"weights differ by {worst:.1e} after a resume")
+    if not problems and (worst := difference_from_alone(root)) > 1e-4:  # in single precision
+        problems.append(f"weights differ by {worst:.1e} after a resume")
     how = "an error" if fails else "SIGKILL"
     return {
         "kills": [(f"process {victim} of {count}: {how}", stage)],

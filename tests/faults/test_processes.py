@@ -8,12 +8,14 @@ import time
 from pathlib import Path
 
 import pytest
+import torch.distributed as dist
 
 from counterfoil.core import distributed
 from counterfoil.core.distributed import processes
-from counterfoil.core.errors import DataError
+from counterfoil.core.errors import DataError, LostLoaderError
+from counterfoil.objectives import objectives
 from tests.faults.children import Moment
-from tests.faults.processes import CASES, UNEQUAL, compare, start_ranks, try_death, wait_all
+from tests.faults.processes import CASES, compare, start_ranks, try_death, wait_all
 
 
 def work(fails: bool) -> None:
@@ -41,10 +43,31 @@ def test_all_processes_end_with_the_message_of_one_that_fails_or_is_killed(
         assert cause in results[rank].output
 
 
+def lose_loaders() -> None:
+    """One process of a run: the second is killed; the first then loses its loaders, by torchrun."""
+    distributed.WATCH_SECONDS = 0.2
+    with processes(dict(os.environ)):
+        try:
+            dist.barrier() if os.environ["RANK"] == "0" else time.sleep(100)
+        except RuntimeError as error:
+            raise LostLoaderError("a loader process was lost") from error
+
+
+def test_loaders_that_are_lost_with_another_process_are_not_the_message(tmp_path: Path) -> None:
+    ranks = start_ranks(lose_loaders, tmp_path, 2, {1: Moment(seconds=4.0)})
+    results, _ = wait_all(ranks, limit=60)
+    last = results[0].output.strip().splitlines()[-1]
+    assert "PeerError: process 1 of this run (pid" in last
+    assert "lost" not in last
+
+
+def test_every_objective_is_compared() -> None:
+    assert {name for case in CASES.values() for name in case.objective} == set(objectives)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [2, 4])
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow) for name in CASES if name not in UNEQUAL]
-)
+@pytest.mark.parametrize("name", CASES)
 def test_several_processes_train_as_one_does(tmp_path, name, count) -> None:
     found = compare(tmp_path, name, count, double=True)
     assert found.steps >= 50

@@ -14,6 +14,7 @@ from counterfoil.foils.generation import (
     mask_captions,
     own_tokens,
     refill,
+    sampling_numbers,
 )
 
 WORDS = 12
@@ -23,7 +24,7 @@ UNITS = [[(1,), (2, 3)], []]
 
 
 def masked(versions: int = 6) -> MaskedCaptions:
-    return mask_captions(CAPTIONS, UNITS, versions, TOKENS, np.random.default_rng(0))
+    return mask_captions(CAPTIONS, UNITS, versions, TOKENS, [np.random.default_rng(0)] * 2)
 
 
 def test_a_caption_without_units_stays_as_it_is_in_every_version() -> None:
@@ -33,6 +34,24 @@ def test_a_caption_without_units_stays_as_it_is_in_every_version() -> None:
     command = result.labels[0] != -1
     assert command.any(1).all()
     assert result.labels[0][command].equal(CAPTIONS[0].expand(6, 5)[command])
+
+
+def test_the_masks_and_samples_of_a_caption_do_not_depend_on_the_others() -> None:
+    captions = torch.cat([CAPTIONS, torch.tensor([[2, 9, 10, 3, 0]])])
+    units = [*UNITS, [(1,), (2,)]]
+
+    def drawn(rows: list[int], width: int) -> tuple[list[list[int]], list[list[float]]]:
+        rngs = [np.random.default_rng([7, row]) for row in rows]
+        result = mask_captions(
+            captions[rows, :width], [units[row] for row in rows], 6, TOKENS, rngs
+        )
+        numbers = sampling_numbers(result, 3, rngs)
+        own = int((result.labels[-1] != -1).sum())
+        return result.ids[-1, :, :4].tolist(), numbers[len(numbers) - own :].tolist()
+
+    together, alone = drawn([0, 1, 2], 5), drawn([2], 4)
+    assert together == alone
+    assert len(alone[1]) >= 6
 
 
 def test_only_ordinary_tokens_are_drawn_and_only_where_asked() -> None:

@@ -13,39 +13,57 @@ from torch import Tensor, nn
 
 from counterfoil.core.config import build_config
 from counterfoil.core.distributed import rank, world_size
+from counterfoil.core.errors import ConfigError
+from counterfoil.core.progress import Silent
 from counterfoil.data.batches.collate import Collate
 from counterfoil.data.batches.dataset import Augmentation, CaptionItems
 from counterfoil.data.batches.sampling import BatchPlan, RankBatches
+from counterfoil.encoders.images import TransformerEncoder
 from counterfoil.models import create_model
 from counterfoil.objectives import create_objective
+from counterfoil.objectives.foils import anchor_rows
+from counterfoil.training.services import TrainingRunSetup
 from counterfoil.training.step import TrainingStep
 from tests.conftest import make_split
 from tests.training.test_trainer_distributed import joined
 
+UNITER = {"name": "uniter-small", "matcher": {"layers": 1, "heads": 2, "extras": ["mlm"]}}
+TAGS = {"masks": 2, "samples": 3, "kept": 2, "mlm": 1.0, "rank": 1.0, "anchors": 5}
+DIVE = {"name": "dive", "image": {"head_dim": 8}, "text": {"head_dim": 8}}
+
 CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
-    "dive": (
-        "grouped",
-        {"hardest": {"reduction": "mean"}, "mmd": 0.5, "uniformity": 0.5},
-        {"image": {"head_dim": 8}, "text": {"head_dim": 8}},
-    ),
+    "dive": ("grouped", {"hardest": {"reduction": "mean"}, "mmd": 0.5, "uniformity": 0.5}, DIVE),
     "hrem": (
         "all",
         {"hardest": {}, "hrem-graph": {"loss": "vse", "warmup": 0, "dropout": 0.0}},
-        {},
+        {"name": "hrem"},
     ),
-    "uniter-small": ("all", {"alignment": {}}, {"matcher": {"layers": 1, "heads": 2}}),
-}
+    "attention to padding": (
+        "all",
+        {"hardest": {}},
+        {"name": "chan", "image": {"name": "self-attention", "form": "reference"}},
+    ),
+    "alignment": ("all", {"alignment": {}}, UNITER),
+    "sampled negatives": ("all", {"alignment": {"kept": 2}}, UNITER),
+    "sampled negatives of groups": ("grouped", {"alignment": {"kept": 2}}, UNITER),
+    "hardest candidates": ("all", {"hard-candidates": {"kept": 2, "anchors": 4}}, UNITER),
+    "hardest candidates of groups": ("grouped", {"hard-candidates": {"kept": 2}}, UNITER),
+    "masked words": ("all", {"mlm": {"masks": 2}}, UNITER),
+    "generated foils": ("all", {"tags": TAGS}, UNITER),
+    "counterfactuals": ("all", {"cfm": {"adjust": 1.0, "explore": 1.0}}, {"name": "scan-t2i"}),
+    "counterfactuals of groups": (
+        "grouped", {"cfm": {"adjust": 1.0, "explore": 1.0}}, {"name": "vse-fc"}
+    ),
+}  # fmt: skip
 
 
 def losses_and_gradients(folder: Path, name: str) -> dict[str, Tensor]:
     """Of a global batch, as this process, one of however many, finds them."""
-    captions, objective, parts = CASES[name]
+    captions, objective, model_spec = CASES[name]
     data = folder / f"data-{rank()}-{world_size()}"
     data.mkdir(parents=True)
     split = make_split(data, "train", 24, 0)
-    config = build_config(
-        {"model": {"name": name, "embed_size": 16, **parts}, "data": {"min_count": 1}}
-    )
+    config = build_config({"model": {"embed_size": 16, **model_spec}, "data": {"min_count": 1}})
     torch.manual_seed(0)
     model = create_model(config.model, split, config.data).double()
     for module in model.modules():
@@ -54,7 +72,7 @@ def losses_and_gradients(folder: Path, name: str) -> dict[str, Tensor]:
         if isinstance(module, nn.MultiheadAttention):
             module.dropout = 0.0
     loss_of = create_objective(objective)
-    loss_of.prepare(SimpleNamespace(embed_size=16))
+    loss_of.prepare(TrainingRunSetup(split, model, config, torch.device("cpu"), Silent()))
     step = TrainingStep(model, loss_of.double(), None)
     plan = BatchPlan(split, 9, seed=3, captions=captions)  # unequal shares
     items = CaptionItems(split, model.text, Augmentation(0.3, 0.2), 3)
@@ -68,6 +86,46 @@ def losses_and_gradients(folder: Path, name: str) -> dict[str, Tensor]:
     return {"loss": loss.detach(), **gradients}
 
 
+def anchors_of_seven(anchors: int) -> list[int] | str:
+    """Anchors among this process's share of seven pairs: four of the first, three of the second."""
+    pairs = torch.arange(7) if world_size() == 1 else torch.arange(7).tensor_split(2)[rank()]
+    batch = SimpleNamespace(owners=pairs)
+    try:
+        return pairs[anchor_rows(batch, anchors)].tolist()
+    except ConfigError as error:
+        return str(error)
+
+
+@pytest.mark.parametrize("anchors", [0, 2, 3, 5, 9])
+def test_processes_divide_the_anchors_of_one(in_two_processes, anchors) -> None:
+    alone = anchors_of_seven(anchors)
+    assert len(alone) == (anchors if 0 < anchors < 7 else 7)
+    first, second = in_two_processes(anchors_of_seven, anchors)
+    assert first + second == alone
+
+
+def test_a_process_without_an_anchor_is_an_error_in_all(in_two_processes) -> None:
+    for message in in_two_processes(anchors_of_seven, 1):
+        assert "anchors=1: a process of 2 has no anchor" in message
+        assert "set more anchors" in message
+
+
+def train_across_images() -> str:
+    encoder = TransformerEncoder(4, 8, form="reference")
+    with pytest.raises(ConfigError) as refused:
+        encoder.project(torch.zeros(2, 3, 4), torch.ones(2, 3).bool())
+    encoder.eval().project(torch.zeros(2, 3, 4), torch.ones(2, 3).bool())
+    return str(refused.value)
+
+
+def test_an_encoder_that_mixes_the_images_of_a_batch_trains_in_one_process(
+    in_two_processes,
+) -> None:
+    for message in in_two_processes(train_across_images):
+        assert "model.image.form=reference" in message
+        assert "trains in one process" in message
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_two_processes_give_the_losses_and_gradients_of_one(
     tmp_path, in_two_processes, name
@@ -75,6 +133,7 @@ def test_two_processes_give_the_losses_and_gradients_of_one(
     one = losses_and_gradients(tmp_path, name)
     two = in_two_processes(losses_and_gradients, tmp_path, name)[0]
     assert one.keys() == two.keys()
+    assert all(float(value.abs().sum()) > 0 for value in (one["loss"], *one.values())[:2])
     assert name != "hrem" or any("graph.layer" in key for key in one)
     for key, value in one.items():
         assert torch.allclose(two[key], value, rtol=1e-7, atol=1e-9), key

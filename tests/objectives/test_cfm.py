@@ -355,14 +355,14 @@ def test_copies_and_grouped_captions_work_too(concepts) -> None:
     assert loss.isfinite()
 
 
-def test_how_often_negatives_are_made_is_drawn_from_the_global_generator(concepts) -> None:
+def test_how_often_negatives_are_made_is_drawn_per_step_and_batch(concepts) -> None:
     model = make_model(concepts)
     objective = prepared(concepts, model, adjust=0.33, explore=0.33).terms["cfm"]
-    torch.manual_seed(5)
-    state = torch.get_rng_state()
-    drawn = [objective._draw(torch.device("cpu")) for _ in range(600)]
-    torch.set_rng_state(state)
-    assert [objective._draw(torch.device("cpu")) for _ in range(600)] == drawn
+    batches = [torch.tensor([4, 7]), torch.tensor([9, 2])]  # of one accumulated update
+    contexts = [Context(step=k, caption_ids=ids) for k in range(300) for ids in batches]
+    drawn = [objective._draw(context) for context in contexts]
+    assert [objective._draw(context) for context in contexts] == drawn
+    assert drawn[::2] != drawn[1::2]
     for which in (0, 1):
         assert 0.27 < sum(draw[which] for draw in drawn) / 600 < 0.39
     never = prepared(concepts, model, adjust=0.0, explore=0.0)
@@ -434,8 +434,8 @@ def losses_and_gradients(folder: Path) -> list[Tensor]:
         torch.manual_seed(7 + rank())
         mine = range(5) if rank() == 0 else range(5, 12)
         batch = Collate(model.text.pad)([items[0, 2 * i, 0] for i in mine])
-        for _ in range(6):
-            loss, _ = run(batch, 0, 0)
+        for number in range(6):
+            loss, _ = run(batch, 0, number)
             loss.backward()
             results.append(loss.detach())
         results += [p.grad.clone() for p in model.parameters() if p.grad is not None]

@@ -260,3 +260,12 @@ def test_hrem_learns_with_its_graph_after_warm_up(loss, concepts, tmp_path) -> N
     assert trainer.run().best_rsum > 150  # chance is about 100
     still = [name for name, value in graph.state_dict().items() if torch.equal(value, start[name])]
     assert still == []
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_captions_that_are_equal_up_to_rounding_are_connected_alike(dtype) -> None:
+    graph, above = InstanceGraph(8, heads=1), 1 + torch.finfo(dtype).eps
+    similarity = torch.tensor([[0.9, 0.5, 0.5, 0.1], [0.9, 0.5, 0.49, 0.1]], dtype=dtype)
+    similarity[0, 1] *= above
+    connected = graph._nearest(similarity)
+    assert connected.tolist() == [[True, True, True, False], [True, True, False, False]]

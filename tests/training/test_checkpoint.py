@@ -100,3 +100,14 @@ def test_a_save_that_is_cut_short_leaves_files_and_sums_of_the_save_before(
     assert (run / "last").resolve() == before
     check_sums(run / "last")
     check_sum(run / "last", STATE, STATE_SUM)
+
+
+def test_an_older_checkpoint_that_a_kill_left_beside_the_last_is_deleted_by_a_resume(
+    concepts, run
+) -> None:
+    last = (run / "last").resolve()
+    older = shutil.copytree(last, last.with_name("step-00000001-epoch-0000-batch-000001"))
+    trainer(concepts, run, config(epochs=1)).run(resume=True)  # nothing is left to train
+    assert not older.exists()
+    linked = {(run / link).resolve() for link in ("last", "best")}
+    assert set((run / "checkpoints").iterdir()) == linked

@@ -157,15 +157,15 @@ def test_candidates_of_a_cross_encoder_hold_no_identical_caption(
     kind, alike, tmp_path, monkeypatch
 ) -> None:
     command = []
-    find = hard_candidates.local_negatives
+    find = hard_candidates.candidate_mask
 
-    def noted(live, context):
-        negative = find(live, context)
-        command.append((live.batch.image_ids, live.batch.caption_ids, negative))
+    def noted(positives, context):
+        negative = find(positives, context)
+        command.append((context.image_ids, context.caption_ids, negative))
         return negative
 
     module = hard_candidates if kind == "hard-candidates" else alignment
-    monkeypatch.setattr(module, "local_negatives", noted)
+    monkeypatch.setattr(module, "candidate_mask", noted)
     model = {"name": "uniter-small", "text": {}, "matcher": {"layers": 1, "heads": 2}}
     trainer(alike, tmp_path, {kind: {"kept": 3}}, model=model, epochs=1).run()
     own = [{spoken(text) for text in texts} for texts in alike.train.captions]

@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from counterfoil.core.errors import CounterfoilError
+from counterfoil.core.errors import CounterfoilError, LostLoaderError
 from counterfoil.core.parallel import end_with_parent
 
 T = TypeVar("T")
@@ -101,6 +101,14 @@ def gather_counts(count: int, device: torch.device) -> list[int]:
     parts = [torch.empty_like(mine) for _ in range(world_size())]
     dist.all_gather(parts, mine)
     return [int(part) for part in parts]
+
+
+def own_slice(count: int, device: torch.device) -> slice:
+    """The ``count`` rows of this process among the rows of all processes."""
+    if world_size() == 1:
+        return slice(0, count)
+    first = sum(gather_counts(count, device)[: rank()])
+    return slice(first, first + count)
 
 
 def any_process(flag: bool, device: torch.device) -> bool:
@@ -257,7 +265,7 @@ class PeerWatch:
 
     def cause(self, error: Exception) -> Exception:
         """An error of this process, or that of another one which led to it; told to the others."""
-        if not isinstance(error, CounterfoilError):
+        if isinstance(error, LostLoaderError) or not isinstance(error, CounterfoilError):
             end = time.monotonic() + 2 * WATCH_SECONDS  # the other may be about to tell
             while time.monotonic() < end:
                 if (failure := self.find_failure()) is not None:

@@ -52,6 +52,10 @@ class TrainingError(CounterfoilError):
     exit_code = 5
 
 
+class LostLoaderError(TrainingError):
+    """A loader process ended. torchrun ends them, too, when another process of the run has died."""
+
+
 class MissingExtraError(CounterfoilError):
     """An optional dependency that is not installed."""
 

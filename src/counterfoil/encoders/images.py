@@ -121,14 +121,20 @@ class MLPEncoder(ImageEncoder):
 
     def project(self, fragments: Tensor, mask: Tensor) -> Tensor:
         length = fragments.shape[1]
-        if self.mlp.norm.count_padding and self.training and world_size() > 1:
-            # padding counts, so every process needs as much of it as the global batch has
-            missing = max(gather_counts(length, mask.device)) - length
-            fragments, mask = F.pad(fragments, (0, 0, 0, missing)), F.pad(mask, (0, missing))
+        if self.mlp.norm.count_padding and self.training:
+            fragments, mask = _pad_as_all(fragments, mask)
         projected: Tensor = self.fc(fragments)
         deep: Tensor = self.mlp(fragments if self.residual == "raw" else projected, mask)
         projected = deep if self.residual == "none" else projected + deep
         return projected[:, :length]
+
+
+def _pad_as_all(fragments: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Padded to the longest image of the global batch, for forms in which padding counts."""
+    if world_size() == 1:
+        return fragments, mask
+    missing = max(gather_counts(mask.shape[1], mask.device)) - mask.shape[1]
+    return F.pad(fragments, (0, 0, 0, missing)), F.pad(mask, (0, missing))
 
 
 class RegionAttention(nn.MultiheadAttention):
@@ -196,9 +202,13 @@ class SelfAttentionEncoder(ImageEncoder):
         self.attention = RegionAttention(embed_size, heads)
 
     def project(self, fragments: Tensor, mask: Tensor) -> Tensor:
+        length = fragments.shape[1]
+        if self.form == "reference":
+            if self.training:
+                fragments, mask = _pad_as_all(fragments, mask)
+            mask = torch.ones_like(mask)
         x: Tensor = self.fc(fragments)
-        keys = torch.ones_like(mask) if self.form == "reference" else mask
-        return x + self.attention.within_images(self.norm(x), keys)
+        return (x + self.attention.within_images(self.norm(x), mask))[:, :length]
 
 
 @image_encoders.register("transformer")
@@ -206,7 +216,8 @@ class TransformerEncoder(ImageEncoder):
     """A linear layer, then a pre-norm transformer block over the regions (CHAN's other option).
 
     ``form="reference"`` attends across the batch, to the same region index of every image, as the
-    public code does. The encoding of an image then depends on the rest of its batch.
+    public code does. The encoding of an image then depends on the rest of its batch, so that form
+    trains in one process.
     """
 
     def __init__(
@@ -232,6 +243,11 @@ class TransformerEncoder(ImageEncoder):
         x: Tensor = self.fc(fragments)
         normed = self.norm(x)
         if self.form == "reference":
+            if self.training and world_size() > 1:
+                raise ConfigError(
+                    "model.image.form=reference: the image encoder 'transformer' attends to all "
+                    "images of a batch, so it trains in one process; use form=paper, or start one"
+                )
             x = x + self.attention.across_images(normed)
         else:
             x = x + self.attention.within_images(normed, mask)

@@ -313,12 +313,13 @@ def mask_captions(
     units: Sequence[Sequence[Positions]],
     versions: int,
     tokens: MaskTokens,
-    rng: np.random.Generator,
+    rngs: Sequence[np.random.Generator],
     rates: Sequence[float] | None = None,
 ) -> MaskedCaptions:
     """Masked versions of captions [B, W]; a caption without units stays unchanged.
 
-    ``rates`` are per caption; `RATE` by default.
+    ``rngs`` and ``rates`` are per caption; the rate is `RATE` by default. Padding draws no numbers,
+    so the versions of a caption do not depend on the other captions.
     """
     true = captions.cpu().numpy()
     ids = np.repeat(true[:, None], versions, axis=1)
@@ -326,18 +327,37 @@ def mask_captions(
     for row, positions in enumerate(units):
         if positions:
             rate = RATE if rates is None else rates[row]
-            masked = mask_versions(true[row], positions, versions, tokens, rng, rate)
-            ids[row], labels[row] = masked.ids, masked.labels
+            width = 1 + max(map(max, positions))
+            masked = mask_versions(
+                true[row, :width].tolist(), positions, versions, tokens, rngs[row], rate
+            )
+            ids[row, :, :width], labels[row, :, :width] = masked.ids, masked.labels
     device = captions.device
     return MaskedCaptions(torch.from_numpy(ids).to(device), torch.from_numpy(labels).to(device))
 
 
+def sampling_numbers(
+    masked: MaskedCaptions, samples: int, rngs: Sequence[np.random.Generator]
+) -> Tensor:
+    """Uniform numbers [P, L] for `refill`, drawn from the generator of each caption."""
+    counts = (masked.labels != UNMASKED).flatten(1).sum(1).tolist()
+    drawn = [rng.random((count, samples)) for rng, count in zip(rngs, counts, strict=True)]
+    return torch.from_numpy(np.concatenate(drawn)).float()
+
+
 def refill(
-    masked: MaskedCaptions, fill: Filler, ordinary: Tensor, samples: int, temperature: float
+    masked: MaskedCaptions,
+    fill: Filler,
+    ordinary: Tensor,
+    samples: int,
+    temperature: float,
+    numbers: Tensor | None = None,
 ) -> Tensor:
     """Candidates [B, K·L, W]: each masked token of each version sampled L times from the filler.
 
     Only ``ordinary`` tokens are drawn. Candidate ``k·L + l`` is sample ``l`` of version ``k``.
+    ``numbers`` [P, L], uniform in [0, 1), decide the samples of the P masked tokens; by default
+    they come from torch's generator.
     """
     if not 0 < temperature < math.inf:
         raise ConfigError(f"foils: the temperature must be above 0, got {temperature}")
@@ -348,10 +368,26 @@ def refill(
     if masked_tokens.any():
         logits = fill(rows, ids, masked_tokens).float()
         chances = (logits[:, ordinary] / temperature).softmax(-1)
-        drawn = ordinary[torch.multinomial(chances, samples, replacement=True)]  # [P, L]
+        if numbers is None:
+            numbers = torch.rand(len(chances), samples, device=chances.device)
+        drawn = ordinary[sample_tokens(chances, numbers.to(chances.device))]  # [P, L]
         row, index = masked_tokens.nonzero(as_tuple=True)
         candidates[row, :, index] = drawn
     return candidates.view(batch, versions * samples, length)
+
+
+def sample_tokens(chances: Tensor, numbers: Tensor) -> Tensor:
+    """Tokens [P, L] whose interval of the cumulated ``chances`` [P, V] has the numbers [P, L].
+
+    As `torch.multinomial`, but a token depends on its own row and number alone, so that processes
+    that divide the rows draw the same tokens.
+
+    >>> sample_tokens(torch.tensor([[0.5, 0.0, 0.5]]), torch.tensor([[0.2, 0.5, 0.9]]))
+    tensor([[0, 2, 2]])
+    """
+    ends = chances.cumsum(-1)
+    tokens = torch.searchsorted(ends, numbers * ends[:, -1:], right=True)
+    return tokens.clamp(max=chances.shape[-1] - 1)
 
 
 def own_tokens(captions: Iterable[Iterable[int]], device: torch.device) -> Tensor:

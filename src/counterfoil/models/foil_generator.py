@@ -9,7 +9,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from counterfoil.core.distributed import rank
 from counterfoil.core.errors import ConfigError
 from counterfoil.data.batches.collate import ImageBatch, TextBatch, pad_texts
 from counterfoil.data.batches.dataset import Once
@@ -35,6 +34,7 @@ from counterfoil.foils.generation import (
     mask_captions,
     own_tokens,
     refill,
+    sampling_numbers,
     sentence_rate,
     token_units,
 )
@@ -42,7 +42,7 @@ from counterfoil.foils.rules import in_case_of
 from counterfoil.foils.spacy_graph import create_extractor
 from counterfoil.matchers.cross_encoder import CrossEncoder
 from counterfoil.models.model import Model
-from counterfoil.objectives.foils import pair_images
+from counterfoil.objectives.foils import anchor_rows, pair_images
 from counterfoil.objectives.services import (
     BatchServices,
     Generated,
@@ -87,7 +87,7 @@ class Masker:
         """Masked versions of captions; ``ids`` [B, W] are their own."""
         units = [self.units(caption) for caption in captions]
         rates = [self.rate(text, places) for text, places in zip(captions, units, strict=True)]
-        return mask_captions(ids, units, versions, self.tokens, rng, rates)
+        return mask_captions(ids, units, versions, self.tokens, [rng] * len(units), rates)
 
 
 class CrossReader:
@@ -167,29 +167,39 @@ class FoilMaker:
 
     def mask(self, services: BatchServices, step: int) -> MaskedBatch:
         """Masked versions of the captions of a batch, reproducible per step of a run."""
-        captions, masked = self._masked(services, step)
-        return MaskedBatch(captions, masked.ids, masked.labels)
+        rows = anchor_rows(services.batch, self.options.anchors)
+        captions, masked, _ = self._masked(services, rows, step)
+        return MaskedBatch(rows, captions, masked.ids, masked.labels)
 
     def __call__(self, services: BatchServices, step: int) -> Generated:
-        captions, masked = self._masked(services, step)
-        batch, count = services.batch, len(captions.ids)
-        owners = batch.owners[:count].tolist()
-        own = own_tokens(map(self.tokens_of, owners), captions.ids.device)
+        batch, rows = services.batch, anchor_rows(services.batch, self.options.anchors)
+        captions, masked, numbers = self._masked(services, rows, step)
+        own = own_tokens(map(self.tokens_of, batch.owners[rows].tolist()), captions.ids.device)
+        images = pair_images(batch)[rows]
         with services.inference():
-            foils = self._foils(batch.images, pair_images(batch)[:count], captions, masked, own)
-        return Generated(captions, masked.ids, masked.labels, foils.ids, foils.labels, foils.real)
+            foils = self._foils(batch.images, images, captions, masked, own, numbers)
+        return Generated(
+            rows, captions, masked.ids, masked.labels, foils.ids, foils.labels, foils.real
+        )
 
-    def _masked(self, services: BatchServices, step: int) -> tuple[TextBatch, MaskedCaptions]:
-        batch = services.batch
-        count = self.options.anchors or len(batch.caption_ids)
-        indices = batch.caption_ids[:count].tolist()
-        rng = np.random.default_rng([self.seed, rank(), step, indices[0]])
-        ids = pad_texts([*map(self.ids_of, indices)], self.masker.text.pad)
-        captions = ids.to(batch.caption_ids.device)
+    def _masked(
+        self, services: BatchServices, rows: Tensor, step: int
+    ) -> tuple[TextBatch, MaskedCaptions, Tensor]:
+        """The captions ``rows`` of a batch, their masked versions, and numbers to refill these.
+
+        A caption has a generator of its own, so that no other caption of the batch, and no division
+        of the batch among processes, changes what is drawn for it.
+        """
+        batch, device = services.batch, services.batch.caption_ids.device
+        indices = batch.caption_ids[rows].tolist()
+        rngs = [np.random.default_rng([self.seed, step, index]) for index in indices]
+        captions = pad_texts([*map(self.ids_of, indices)], self.masker.text.pad)
         units = [*map(self.units_of, indices)]
         rates = None if self.options.share == "units" else [*map(self.rate_of, indices)]
-        masked = mask_captions(ids.ids, units, self.options.masks, self.masker.tokens, rng, rates)
-        return captions, masked.to(captions.ids.device)
+        tokens, versions = self.masker.tokens, self.options.masks
+        masked = mask_captions(captions.ids, units, versions, tokens, rngs, rates)
+        numbers = sampling_numbers(masked, self.options.samples, rngs)
+        return captions.to(device), masked.to(device), numbers
 
     def _foils(
         self,
@@ -198,6 +208,7 @@ class FoilMaker:
         captions: TextBatch,
         masked: MaskedCaptions,
         own: Tensor,
+        numbers: Tensor,
     ) -> Foils:
         def reader(model: Model) -> CrossReader:
             return CrossReader(model, model.encode_images(images)[rows], captions.mask)
@@ -205,7 +216,14 @@ class FoilMaker:
         scorer = reader(self.model)
         filler = scorer if self.generator is None else reader(self.generator)
         return write_foils(
-            captions.ids, masked, self.masker.tokens, own, filler.fill, scorer.score, self.options
+            captions.ids,
+            masked,
+            self.masker.tokens,
+            own,
+            filler.fill,
+            scorer.score,
+            self.options,
+            numbers,
         )
 
 
@@ -217,10 +235,14 @@ def write_foils(
     fill: Filler,
     score: Scorer,
     options: GeneratorOptions,
+    numbers: Tensor | None = None,
 ) -> Foils:
-    """Refill masked captions, and select the hardest that are no false negatives."""
+    """Refill masked captions, and select the hardest that are no false negatives.
+
+    ``numbers`` as in `refill`.
+    """
     ordinary = torch.from_numpy(tokens.ordinary).to(captions.device)
-    candidates = refill(masked, fill, ordinary, options.samples, options.temperature)
+    candidates = refill(masked, fill, ordinary, options.samples, options.temperature, numbers)
     return hardest_foils(captions, masked, candidates, own, score, options.kept)
 
 

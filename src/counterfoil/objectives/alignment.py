@@ -14,21 +14,21 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from counterfoil.core.distributed import gather_counts, gather_rows, rank
+from counterfoil.core.distributed import gather_rows, own_slice
 from counterfoil.core.errors import ConfigError, TrainingError
 from counterfoil.encoders.encoded import Encoded, l2_normalize
 from counterfoil.matchers.chan import CHAN
 from counterfoil.matchers.fragment_matcher import fragments
-from counterfoil.objectives.base import Context, LossReport, objectives
+from counterfoil.objectives.base import Context, LossReport, batch_generator, objectives
 from counterfoil.objectives.contrastive import InfoNCE, at_least_float32
 from counterfoil.objectives.foils import pair_images
 from counterfoil.objectives.hard_candidates import (
     Hardest,
+    candidate_mask,
     candidate_scores,
     hardest,
-    local_negatives,
 )
-from counterfoil.objectives.services import BatchServices
+from counterfoil.objectives.services import BatchServices, RunSetup
 
 
 @objectives.register("alignment")
@@ -53,7 +53,10 @@ class Alignment(InfoNCE):
             raise ConfigError(
                 f"objective.alignment: kept and alone must be 0 or more, got {kept} and {alone}"
             )
-        self.kept, self.match, self.alone = kept, match, alone
+        self.kept, self.match, self.alone, self.seed = kept, match, alone, 0
+
+    def prepare(self, training: RunSetup) -> None:
+        self.seed = training.seed
 
     def compute(self, scores: Tensor, positives: Tensor, context: Context) -> LossReport:
         services = context.services
@@ -62,14 +65,16 @@ class Alignment(InfoNCE):
         with services.autocast():
             texts = services.texts.keep("fragments").gather()
             own_rows = at_least_float32(mean_max_cosine(services.images, texts))
-        alignment: LossReport = super().compute(gather_rows(own_rows), positives, context)
+        similarity = gather_rows(own_rows)
+        alignment: LossReport = super().compute(similarity, positives, context)
         diagnostics = {
             "alignment/loss": alignment.loss.detach(),
             "alignment/temperature": 1 / self.scale(own_rows).detach(),
         }
         if not self._trains_layers(context.epoch):
             return LossReport(alignment.loss, diagnostics)
-        candidates, real = self._candidate_scores(own_rows.detach(), services, context)
+        negatives = self._sample(similarity.detach(), positives, context, services)
+        candidates, real = self._candidate_scores(services, *negatives)
         match = softmax_of_candidates(candidates[:, 0], candidates[:, 1:], real)
         if context.logging:
             below = (candidates[:, 1:] < candidates[:, :1]) & real
@@ -80,17 +85,26 @@ class Alignment(InfoNCE):
     def _trains_layers(self, epoch: int) -> bool:
         return self.kept > 0 and epoch >= self.alone
 
+    def _sample(
+        self, similarity: Tensor, positives: Tensor, context: Context, services: BatchServices
+    ) -> tuple[Hardest, Hardest]:
+        """Negatives of this process's pairs; every process draws those of the global batch."""
+        logits = similarity * self.scale(similarity).detach()
+        top = own_slice(len(services.images), logits.device).start
+        images = gather_rows(pair_images(services.batch) + top)
+        negative = candidate_mask(positives, context)
+        generator = batch_generator(context, self.seed, logits.device)
+        of_images = sample_negatives(logits[images], negative[images], self.kept, generator)
+        of_texts = sample_negatives(logits.T, negative.T, self.kept, generator)
+        own = own_slice(len(services.texts), logits.device)
+        return of_images[own], of_texts[own]
+
     def _candidate_scores(
-        self, similarity: Tensor, services: BatchServices, context: Context
+        self, services: BatchServices, of_images: Hardest, of_texts: Hardest
     ) -> tuple[Tensor, Tensor]:
         """The cross-encoder's scores [A, 1 + 2m] of pairs and sampled negatives, and a mask."""
         images = pair_images(services.batch)
         texts = torch.arange(len(images), device=images.device)
-        left = sum(gather_counts(len(images), images.device)[: rank()])
-        logits = similarity[:, left : left + len(images)] * self.scale(similarity).detach()
-        negative = local_negatives(services, context)
-        of_images = sample_negatives(logits[images], negative[images], self.kept)
-        of_texts = sample_negatives(logits.T, negative.T, self.kept)
         scores = candidate_scores(services, images, texts, of_images, of_texts)
         return scores, gather_rows(torch.cat([of_images.real, of_texts.real], 1))
 
@@ -108,9 +122,13 @@ def mean_max_cosine(images: Encoded, texts: Encoded) -> Tensor:
     return scores
 
 
-def sample_negatives(logits: Tensor, negative: Tensor, count: int) -> Hardest:
+def sample_negatives(
+    logits: Tensor, negative: Tensor, count: int, generator: torch.Generator | None = None
+) -> Hardest:
     """``count`` negatives per row, sampled without replacement from a softmax (Gumbel top-k)."""
-    noise = -torch.empty_like(logits).exponential_().log()
+    # not `empty_like`, which is filled in the memory order of the logits
+    exponential = torch.empty(logits.shape, dtype=logits.dtype, device=logits.device)
+    noise = -exponential.exponential_(generator=generator).log()
     return hardest(logits + noise, negative, count)
 
 

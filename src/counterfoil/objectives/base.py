@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -175,6 +176,16 @@ class Objective(nn.Module):
     def negative_selection(self, epoch: int) -> NegativeSelection:
         """The negatives that count at equal scores; they decide if a collapsed model recovers."""
         return "all"
+
+
+def batch_generator(context: Context, seed: int, device: torch.device) -> torch.Generator:
+    """A generator seeded with the run, the step and the batch: all processes draw the same numbers.
+
+    The first caption tells batches apart whose gradients are accumulated in one step.
+    """
+    first = 0 if context.caption_ids is None else int(context.caption_ids[0])
+    (state,) = np.random.SeedSequence([seed, context.step, first]).generate_state(1, np.uint64)
+    return torch.Generator(device).manual_seed(int(state >> np.uint64(1)))
 
 
 @dataclass(frozen=True)

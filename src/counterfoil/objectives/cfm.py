@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from counterfoil.core.distributed import gather_counts, gather_rows, rank
+from counterfoil.core.distributed import gather_rows, own_slice
 from counterfoil.core.errors import ConfigError, TrainingError
-from counterfoil.objectives.base import Context, LossReport, objectives
+from counterfoil.objectives.base import Context, LossReport, batch_generator, objectives
 from counterfoil.objectives.cfm_perturbations import ImageSide, Side, TextSide, Tokens
 from counterfoil.objectives.foils import pair_images
 from counterfoil.objectives.services import BatchServices, RunSetup
@@ -28,8 +28,9 @@ def counterfactual_loss(
 
 @dataclass(frozen=True)
 class HardTriplets:
-    """Anchors of one direction that violate the margin, as rows of this process's share.
+    """Anchors of one direction that violate the margin.
 
+    ``anchor`` are rows of this process's share, ``positive`` and ``negative`` of the global batch.
     ``score`` is that of each anchor with its positive. If no anchor violates the margin, one
     triplet is kept with ``counted=False``, so that every process runs the same operations.
     """
@@ -69,8 +70,8 @@ class CFM(HardestNegative):
 
     The gradient is that of a word's occurrence, as in the paper; the public code takes that of its
     row in the embedding table, a sum over the batch. Shares are rounded down, but at least one
-    position changes. Start, end and padding are never changed, unlike in the public code. With
-    several processes, each makes negatives from its own share of the batch.
+    position changes. Start, end and padding are never changed, unlike in the public code. Several
+    processes divide the anchors among them; negatives are those of the global batch.
     """
 
     requires = "the fragments and words of the batch, and the model that scores them"
@@ -100,9 +101,10 @@ class CFM(HardestNegative):
             if not 0 <= value <= 1 or (name in self.shares and not value):
                 raise ConfigError(f"objective.cfm.{name}: expected a share up to 1, got {value}")
         self.tokens: Tokens | None = None
+        self.seed = 0
 
     def prepare(self, training: RunSetup) -> None:
-        self.tokens = Tokens.of(training.text)
+        self.tokens, self.seed = Tokens.of(training.text), training.seed
 
     def compute(self, scores: Tensor, positives: Tensor, context: Context) -> LossReport:
         services, tokens = context.services, self.tokens
@@ -112,7 +114,7 @@ class CFM(HardestNegative):
                 "run: call prepare() first, and give it a context with both"
             )
         report = super().compute(scores, positives, context)
-        adjusts, explores = self._draw(scores.device)
+        adjusts, explores = self._draw(context)
         if not adjusts and not explores:
             return report
         loss, diagnostics = report.loss, dict(report.diagnostics)
@@ -124,10 +126,11 @@ class CFM(HardestNegative):
                     diagnostics[name] = diagnostics.get(name, 0) + value.detach()
         return LossReport(loss, diagnostics)
 
-    def _draw(self, device: torch.device) -> tuple[bool, bool]:
-        """Whether to adjust and to explore this batch; the first process draws for all."""
-        draws = gather_rows(torch.rand(1, 2).to(device))[0].tolist()
-        return draws[0] < self.chances["adjust"], draws[1] < self.chances["explore"]
+    def _draw(self, context: Context) -> tuple[bool, bool]:
+        """Whether to adjust and to explore this batch; the same in every process."""
+        generator = batch_generator(context, self.seed, torch.device("cpu"))
+        adjust, explore = torch.rand(2, generator=generator).tolist()
+        return adjust < self.chances["adjust"], explore < self.chances["explore"]
 
     def _directions(
         self,
@@ -139,20 +142,21 @@ class CFM(HardestNegative):
     ) -> list[tuple[Side[Any], HardTriplets]]:
         """Texts as candidates of images, then images as candidates of texts."""
         negatives = ~positives if context.protected is None else ~(positives | context.protected)
-        rows = _local_slice(len(services.images), scores.device)
-        columns = _local_slice(len(services.texts), scores.device)
-        scores, negatives = scores[rows, columns], negatives[rows, columns]
+        rows = own_slice(len(services.images), scores.device)
+        columns = own_slice(len(services.texts), scores.device)
         image = pair_images(services.batch)
         text = torch.arange(len(image), device=image.device)
+        of_images = (image, text + columns.start, self.margin)  # anchors and positives
+        of_texts = (text, image + rows.start, self.margin)
         share = self.shares
         return [
             (
                 TextSide(services, tokens, share["exchange_words"], share["mask_words"]),
-                HardTriplets.of(scores, negatives, image, text, self.margin),
+                HardTriplets.of(scores[rows], negatives[rows], *of_images),
             ),
             (
                 ImageSide(services, tokens, share["exchange_regions"], share["mask_regions"]),
-                HardTriplets.of(scores.T, negatives.T, text, image, self.margin),
+                HardTriplets.of(scores.T[columns], negatives.T[columns], *of_texts),
             ),
         ]
 
@@ -175,9 +179,3 @@ class CFM(HardestNegative):
     def loss_at_equal_scores(self, anchors: int, negatives: float, epoch: int = 0) -> float | None:
         """Unknown: it depends on the random draws of each batch."""
         return None
-
-
-def _local_slice(count: int, device: torch.device) -> slice:
-    """This process's ``count`` rows among those of all processes."""
-    first = sum(gather_counts(count, device)[: rank()])
-    return slice(first, first + count)

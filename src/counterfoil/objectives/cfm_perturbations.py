@@ -5,21 +5,53 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import pad
 
-from counterfoil.core.distributed import gather_rows
+from counterfoil.core.distributed import gather_counts, gather_rows, world_size
 from counterfoil.core.errors import ConfigError, TrainingError
 from counterfoil.data.batches.collate import ImageBatch, TextBatch
 from counterfoil.data.text.tokenizers import HuggingFaceText, TextProcessor, WordText
 from counterfoil.data.text.vocabulary import END, MASK, PAD, START
 from counterfoil.encoders.encoded import Encoded
 from counterfoil.matchers.ensemble import EnsembleEncoder
+from counterfoil.objectives.contrastive import at_least_float32
 from counterfoil.objectives.services import BatchServices
 
 B = TypeVar("B", ImageBatch, TextBatch)
+
+
+def gather_images(images: ImageBatch) -> ImageBatch:
+    """The images of all processes, before encoding."""
+    if world_size() == 1:
+        return images
+    missing = _missing(images.mask)
+    fragments = gather_rows(pad(images.fragments, (0, 0, 0, missing)))
+    mask, boxes = gather_rows(pad(images.mask, (0, missing))), images.boxes
+    if boxes is not None:
+        boxes = gather_rows(pad(boxes, (0, 0, 0, missing)))
+    return ImageBatch(fragments, mask, boxes)
+
+
+def gather_texts(texts: TextBatch) -> TextBatch:
+    """The texts of all processes, before encoding; the mask tells padding, whatever its ids."""
+    if world_size() == 1:
+        return texts
+    missing = _missing(texts.mask)
+    ids, mask = (gather_rows(pad(x, (0, missing))) for x in (texts.ids, texts.mask))
+    graph = texts.graph
+    if graph is not None:
+        graph = gather_rows(pad(graph, (0, missing, 0, missing)))
+    return TextBatch(ids, mask, graph)
+
+
+def _missing(mask: Tensor) -> int:
+    """Padding that this process lacks to be as long as the longest of all."""
+    return max(gather_counts(mask.shape[1], mask.device)) - mask.shape[1]
 
 
 @dataclass(frozen=True)
@@ -119,8 +151,9 @@ class Tokens:
 class Side(Generic[B]):
     """The candidates of one direction of retrieval, with anchors on the other side.
 
-    Scores are gathered from all processes in order; all other tensors are this process's share.
-    ``exchanged`` and ``masked`` are the shares of a candidate's positions that are changed.
+    Candidates are rows of the global batch, anchors those of this process's share. Scores are
+    gathered from all processes in order; all other tensors are this process's own. ``exchanged``
+    and ``masked`` are the shares of a candidate's positions that are changed.
     """
 
     def __init__(
@@ -130,7 +163,7 @@ class Side(Generic[B]):
         self.exchanged, self.masked = exchanged, masked
 
     def take(self, rows: Tensor) -> B:
-        """The candidates ``rows`` of the batch, before encoding."""
+        """The candidates ``rows`` of the global batch, before encoding."""
         raise NotImplementedError
 
     def score(self, candidates: B, anchors: Tensor, detached: bool = False) -> Tensor:
@@ -163,8 +196,12 @@ class Side(Generic[B]):
 class ImageSide(Side[ImageBatch]):
     """Images as candidates of texts."""
 
+    @cached_property
+    def images(self) -> ImageBatch:
+        return gather_images(self.services.batch.images)
+
     def take(self, rows: Tensor) -> ImageBatch:
-        images = self.services.batch.images
+        images = self.images
         boxes = images.boxes[rows] if images.boxes is not None else None
         return ImageBatch(images.fragments[rows], images.mask[rows], boxes)
 
@@ -194,8 +231,12 @@ class ImageSide(Side[ImageBatch]):
 class TextSide(Side[TextBatch]):
     """Texts as candidates of images; special tokens are neither ranked nor changed."""
 
+    @cached_property
+    def texts(self) -> TextBatch:
+        return gather_texts(self.services.batch.texts)
+
     def take(self, rows: Tensor) -> TextBatch:
-        texts = self.services.batch.texts
+        texts = self.texts
         graph = texts.graph[rows] if texts.graph is not None else None
         return TextBatch(texts.ids[rows], texts.mask[rows], graph)
 
@@ -228,7 +269,7 @@ class TextSide(Side[TextBatch]):
 def gradient_norm(score: Tensor, inputs: list[Tensor]) -> Tensor:
     """L2 norm [B, N] of the gradient with respect to inputs [B, N, D], taken together."""
     grads = torch.autograd.grad(score, inputs)
-    return torch.linalg.vector_norm(torch.cat([grad.float() for grad in grads], dim=-1), dim=-1)
+    return torch.linalg.vector_norm(torch.cat([*map(at_least_float32, grads)], dim=-1), dim=-1)
 
 
 def without_gradient(encoded: Encoded) -> Encoded:

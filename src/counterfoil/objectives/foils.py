@@ -6,14 +6,14 @@ The contrastive losses with foils (`negclip`, `ce_clip`, `triplet_clip`, `fsc_cl
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from counterfoil.core.distributed import gather_counts, gather_rows, rank
-from counterfoil.core.errors import TrainingError
+from counterfoil.core.distributed import gather_counts, gather_rows, own_slice, rank
+from counterfoil.core.errors import ConfigError, TrainingError
 from counterfoil.data.batches.collate import BatchExtras, PairBatch, TextBatch
 from counterfoil.data.batches.dataset import ExtraNegativeSource
 from counterfoil.encoders.encoded import Encoded, Needs
@@ -46,6 +46,35 @@ def pair_images(batch: PairBatch) -> Tensor:
     if len(batch.image_ids) == len(batch.owners):
         return torch.arange(len(batch.owners), device=batch.owners.device)
     return (batch.owners[:, None] == batch.image_ids).int().argmax(1)
+
+
+def anchor_rows(batch: PairBatch, anchors: int) -> Tensor:
+    """Captions of this process's share that are among the ``anchors`` of the global batch (0: all).
+
+    They are evenly spaced over the global batch: the same in any number of processes, and divided
+    among these.
+    """
+    count, device = len(batch.owners), batch.owners.device
+    counts = gather_counts(count, device)
+    total = sum(counts)
+    if not 0 < anchors < total:
+        return torch.arange(count, device=device)
+    spaced = (2 * torch.arange(anchors) + 1) * total // (2 * anchors)
+    shares = [rows - start for rows, start in _divided(spaced, counts)]
+    if not all(map(len, shares)):
+        raise ConfigError(
+            f"anchors={anchors}: a process of {len(counts)} has no anchor among its pairs of a "
+            f"batch of {total}; set more anchors, 0 (all), or start fewer processes"
+        )
+    return shares[rank()].to(device)
+
+
+def _divided(rows: Tensor, counts: Sequence[int]) -> Iterator[tuple[Tensor, int]]:
+    """The rows of a global batch that are in each process's share, and the share's first row."""
+    start = 0
+    for count in counts:
+        yield rows[(rows >= start) & (rows < start + count)], start
+        start += count
 
 
 class FoilBased(Objective):
@@ -146,7 +175,7 @@ def foils_or_placeholder(services: BatchServices, extra: BatchExtras) -> tuple[T
 
 def gather_owners(services: BatchServices, owners: Tensor) -> Tensor:
     """Pairs of the global batch, of all processes; `NO_OWNER` stays."""
-    before = sum(gather_counts(len(services.batch.owners), owners.device)[: rank()])
+    before = own_slice(len(services.batch.owners), owners.device).start
     return gather_rows(torch.where(owners == NO_OWNER, NO_OWNER, owners + before))
 
 

@@ -7,28 +7,36 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from counterfoil.core.distributed import gather_counts, gather_rows, rank
+from counterfoil.core.distributed import gather_rows, own_slice
 from counterfoil.core.errors import ConfigError, TrainingError
+from counterfoil.encoders.encoded import Encoded
 from counterfoil.objectives.base import Context, LossReport, Objective, objectives
-from counterfoil.objectives.foils import pair_images
+from counterfoil.objectives.foils import anchor_rows, pair_images
 from counterfoil.objectives.services import BatchServices
 
 
 @dataclass(frozen=True)
 class Hardest:
-    """Indices [a, m] of the candidates of each anchor, best first; ``real`` [a, m] is a mask."""
+    """Candidates [a, m] of each anchor, best first; ``real`` [a, m] is a mask.
+
+    ``index`` are rows of the global batch.
+    """
 
     index: Tensor
     real: Tensor
+
+    def __getitem__(self, rows: slice) -> Hardest:
+        return Hardest(self.index[rows], self.real[rows])
 
 
 @objectives.register("hard-candidates")
 class HardCandidates(Objective):
     """UNITER: hinge on the hardest of a batch's candidates, selected without gradients.
 
-    For the first ``anchors`` pairs of each process's batch (0: all), every other image and caption
-    of that batch is a candidate. The ``kept`` best of each direction are scored again, with
-    gradients. Captions of the same image and protected pairs are not candidates.
+    For ``anchors`` pairs, evenly spaced over a batch (0: all), every other image and caption of the
+    batch is a candidate. The ``kept`` best of each direction are scored again, with gradients.
+    Captions of the same image and protected pairs are not candidates. Several processes divide the
+    anchors among them; candidates are those of the global batch.
     """
 
     requires = "the encoded batch and the model that scores its pairs"
@@ -47,31 +55,31 @@ class HardCandidates(Objective):
         services = context.services
         if services is None:
             raise TrainingError("objective.hard-candidates works on the batches of a run only")
-        texts = torch.arange(len(services.batch.owners), device=positives.device)
-        if self.anchors:
-            texts = texts[: self.anchors]
+        texts = anchor_rows(services.batch, self.anchors)
         images = pair_images(services.batch)[texts]
-        available = max(1, len(services.batch.owners) - 1, len(services.batch.image_ids) - 1)
-        width = min(self.kept, max(gather_counts(available, positives.device)))
-        of_images, of_texts = self._hardest(services, context, images, texts, width)
+        width = min(self.kept, max(1, max(positives.shape) - 1))
+        negative = candidate_mask(positives, context)
+        of_images, of_texts = self._hardest(services, negative, images, texts, width)
         candidates = candidate_scores(services, images, texts, of_images, of_texts)
         real = gather_rows(torch.cat([of_images.real, of_texts.real], 1))
         loss = hinge_of_candidates(candidates[:, 0], candidates[:, 1:], real, self.margin)
         return LossReport(loss, _diagnostics(candidates, real) if context.logging else {})
 
     def _hardest(
-        self, services: BatchServices, context: Context, images: Tensor, texts: Tensor, width: int
+        self, services: BatchServices, negative: Tensor, images: Tensor, texts: Tensor, width: int
     ) -> tuple[Hardest, Hardest]:
         """The hardest captions of each anchor's image, and images of its caption."""
-        negative = local_negatives(services, context)
         with services.inference():
-            all_images = services.encode_images(services.batch.images)
-            all_texts = services.encode_texts(services.batch.texts)
-            of_images = services.matcher(all_images[images], all_texts)
-            of_texts = services.matcher(all_images, all_texts[texts]).T
+            own_images = services.encode_images(services.batch.images)
+            own_texts = services.encode_texts(services.batch.texts)
+            all_images, all_texts = _gather(services, own_images, own_texts)
+            of_images = services.matcher(own_images[images], all_texts)
+            of_texts = services.matcher(all_images, own_texts[texts]).T
+        rows = own_slice(len(own_images), negative.device)
+        columns = own_slice(len(own_texts), negative.device)
         return (
-            hardest(of_images, negative[images], width),
-            hardest(of_texts, negative.T[texts], width),
+            hardest(of_images, negative[rows][images], width),
+            hardest(of_texts, negative.T[columns][texts], width),
         )
 
     def loss_at_equal_scores(self, anchors: int, negatives: float, epoch: int = 0) -> float | None:
@@ -102,17 +110,9 @@ def hinge_of_candidates(
     return means[0] + means[1]
 
 
-def local_negatives(services: BatchServices, context: Context) -> Tensor:
-    """Pairs [images, captions] of this process's batch that are negatives and not protected."""
-    batch = services.batch
-    negative = batch.image_ids[:, None] != batch.owners[None, :]
-    if context.protected is None:
-        return negative
-    device = negative.device
-    top = sum(gather_counts(len(batch.image_ids), device)[: rank()])
-    left = sum(gather_counts(len(batch.owners), device)[: rank()])
-    rows, columns = negative.shape
-    return negative & ~context.protected[top : top + rows, left : left + columns]
+def candidate_mask(positives: Tensor, context: Context) -> Tensor:
+    """Pairs [images, captions] of the global batch that are negatives and not protected."""
+    return ~positives if context.protected is None else ~(positives | context.protected)
 
 
 def candidate_scores(
@@ -120,15 +120,25 @@ def candidate_scores(
 ) -> Tensor:
     """Scores of each anchor's pair, its captions and its images, of all processes: [A, 1 + 2m].
 
-    The pair itself stands in for missing candidates, so that all processes score equally many.
+    ``images`` and ``texts`` are the anchors of this process, as rows of its share. The pair itself
+    stands in for missing candidates, so that all processes score equally many.
     """
-    own_image, own_text = images[:, None], texts[:, None]
+    device = images.device
+    own_image = images[:, None] + own_slice(len(services.images), device).start
+    own_text = texts[:, None] + own_slice(len(services.texts), device).start
     captions = torch.where(of_images.real, of_images.index, own_text)
     pictures = torch.where(of_texts.real, of_texts.index, own_image)
     rows = torch.cat([own_image, own_image.expand_as(captions), pictures], 1)
     columns = torch.cat([own_text, captions, own_text.expand_as(pictures)], 1)
-    scores = services.paired(services.images[rows.flatten()], services.texts[columns.flatten()])
+    all_images, all_texts = _gather(services, services.images, services.texts)
+    scores = services.paired(all_images[rows.flatten()], all_texts[columns.flatten()])
     return scores.view(-1, rows.shape[1])
+
+
+def _gather(services: BatchServices, images: Encoded, texts: Encoded) -> tuple[Encoded, Encoded]:
+    """The images and texts of all processes, with the tensors that the matcher reads."""
+    needs = services.matcher.needs
+    return images.keep(needs).gather(), texts.keep(needs).gather()
 
 
 @torch.no_grad()

@@ -27,6 +27,9 @@ Form = Literal["paper", "reference"]
 MAX_CELLS = 1 << 24
 """Word-region similarities computed at a time."""
 
+ROUNDING = 8
+"""Units in the last place of 1 by which equal similarities may differ."""
+
 
 @dataclass(frozen=True)
 class Side:
@@ -129,9 +132,13 @@ class InstanceGraph(nn.Module):
         return Relations(connected, relevance, regions, words)
 
     def _nearest(self, similarity: Tensor) -> Tensor:
-        """Mask of the columns in the best share of their row."""
+        """Mask of the columns in the best share of their row, and of those equal to the last one.
+
+        Equal up to rounding: of identical captions one must not be connected by chance.
+        """
         count = max(1, int(similarity.shape[1] * self.threshold))
-        return similarity >= similarity.topk(count, dim=1).values[:, -1:]
+        last = similarity.topk(count, dim=1).values[:, -1:]
+        return similarity >= last - ROUNDING * torch.finfo(similarity.dtype).eps
 
     @torch.no_grad()
     def matches(self, images: Side, texts: Side) -> tuple[Matches, Matches]:

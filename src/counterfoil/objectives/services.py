@@ -99,9 +99,9 @@ class GeneratorOptions:
     """K ``masks`` of a caption, L ``samples`` of each; the ``kept`` best become foils.
 
     Masks cover one ``unit`` each. ``run`` is the folder of the frozen model that fills the masks
-    (static), or empty for the model in training (dynamic). Only the first ``anchors`` captions of a
-    batch get foils (0: all). ``share`` is the base of the 15 % that are masked: the words in units
-    (public code), or all words of the sentence (the paper).
+    (static), or empty for the model in training (dynamic). Only ``anchors`` captions of a
+    global batch get foils (0: all). ``share`` is the base of the 15 % that are masked: the words in
+    units (public code), or all words of the sentence (the paper).
     """
 
     masks: int
@@ -121,11 +121,12 @@ class GeneratorOptions:
 
 @dataclass(frozen=True)
 class MaskedBatch:
-    """Masked versions [B, K, W] of the first B captions of a batch, padded like these.
+    """Masked versions [B, K, W] of B captions of a batch, its ``rows`` [B], padded like these.
 
     Labels are the true tokens at masked positions, −1 elsewhere.
     """
 
+    rows: Tensor
     captions: TextBatch
     masked: Tensor
     masked_labels: Tensor

@@ -25,6 +25,7 @@ from counterfoil.data.batches.collate import TextBatch
 from counterfoil.encoders.encoded import Encoded
 from counterfoil.matchers.cross_encoder import CrossEncoder, CrossStates
 from counterfoil.objectives.base import Context, LossReport, Objective, objectives
+from counterfoil.objectives.contrastive import at_least_float32
 from counterfoil.objectives.foils import pair_images
 from counterfoil.objectives.services import (
     BatchServices,
@@ -105,8 +106,8 @@ class TAGS(Objective):
 
     ``generator``: a run whose frozen model fills the masks (static, §2.3). The model in training
     then learns no masked words, so ``mlm`` must not be set. Without a generator, the model in
-    training fills the masks (dynamic). ``anchors``: how many pairs of each process's batch get
-    foils (0: all), for batches that are large to have many candidates.
+    training fills the masks (dynamic). ``anchors``: how many pairs of a batch get foils (0: all),
+    evenly spaced, for batches that are large to have many candidates.
     """
 
     requires = "the captions of the batch and a model that fills their masks"
@@ -255,8 +256,9 @@ class TAGSDC(TAGS):
         heads, masked = cross_encoder(services).heads, scored.labels != UNLABELED
         corrected = masked if self.correct_over == "masked" else foils.mask
         with services.autocast():
-            verdicts = heads["discrimination"](states.words).float()
-            logits = heads["correction"](states.words[corrected], word_table(services)).float()
+            verdicts = heads["discrimination"](states.words)
+            logits = heads["correction"](states.words[corrected], word_table(services))
+        verdicts, logits = at_least_float32(verdicts), at_least_float32(logits)
         discrimination = global_mean(  # eq. 7
             discrimination_losses(verdicts, foils.ids, true_ids, foils.mask, self.class_weights)
         )
@@ -277,7 +279,7 @@ class TAGSDC(TAGS):
 
 def _images(services: BatchServices, masked: MaskedBatch) -> Encoded:
     """The images [B] of the masked captions."""
-    return services.images[pair_images(services.batch)[: len(masked.masked)]]
+    return services.images[pair_images(services.batch)[masked.rows]]
 
 
 def mlm_losses(services: BatchServices, images: Encoded, batch: MaskedBatch) -> Tensor:
@@ -290,7 +292,7 @@ def mlm_losses(services: BatchServices, images: Encoded, batch: MaskedBatch) -> 
     with services.autocast():
         states = matcher.states(images[rows], texts).words
         logits = matcher.heads["mlm"](states[labeled], word_table(services))
-    return word_losses(logits.float(), labels[labeled])
+    return word_losses(at_least_float32(logits), labels[labeled])
 
 
 def score_foils(
@@ -314,7 +316,7 @@ def score_foils(
         else:
             scores = matcher.paired(pair_image, texts)
     labels = generated.foil_labels[generated.real]
-    true, false = scores[:count].float(), scores[count:].float()
+    true, false = at_least_float32(scores).split([count, len(foils.ids)])
     return ScoredFoils(foils, labels, owners, true, false, states)
 
 
@@ -366,7 +368,6 @@ class MLM(Objective):
         services = context.services
         if services is None or self._generator is None:
             raise TrainingError("objective.mlm works on the batches of a training run only")
-        images = services.images[pair_images(services.batch)]
         masked = self._generator.mask(services, context.step)
-        loss = global_mean(mlm_losses(services, images, masked))
+        loss = global_mean(mlm_losses(services, _images(services, masked), masked))
         return LossReport(loss, {"mlm/loss": loss.detach()})

@@ -152,6 +152,8 @@ class Checkpoints:
                 f"{folder / STATE}: not the state of this run ({error!r:.200}); was the config or "
                 "the version of Counterfoil changed?"
             ) from error
+        if rank() == 0:
+            self._sweep()  # a kill inside the last save can have left an older checkpoint
         return position
 
     def _point(self, link: str, name: str) -> None:

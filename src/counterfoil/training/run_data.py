@@ -13,7 +13,13 @@ from torch.utils.data import DataLoader
 
 from counterfoil.core.config import EvaluationConfig, FeaturesConfig, RunConfig, model_folder
 from counterfoil.core.distributed import rank, world_size
-from counterfoil.core.errors import CheckpointError, ConfigError, DataError, TrainingError
+from counterfoil.core.errors import (
+    CheckpointError,
+    ConfigError,
+    DataError,
+    LostLoaderError,
+    TrainingError,
+)
 from counterfoil.core.parallel import begin_loader_worker, bounded_workers
 from counterfoil.core.progress import Progress
 from counterfoil.core.storage.arrays import ArrayFile
@@ -160,7 +166,7 @@ def lost_workers() -> Iterator[None]:
     except RuntimeError as error:
         if not any(words in str(error) for words in LOST_WORKER):
             raise
-        raise TrainingError(
+        raise LostLoaderError(
             f"a loader process was lost ({_last_line(error)}); {RESUME_ADVICE}, with fewer "
             "data.workers or, if there is little, more shared memory (/dev/shm)"
         ) from error

@@ -240,6 +240,23 @@ def test_a_build_killed_at_any_flush_continues_to_the_same_bytes(
     assert kills >= 10
 
 
+def test_a_build_killed_while_it_tidies_up_leaves_nothing_once_repeated(
+    split, teachers, tmp_path, monkeypatch
+) -> None:
+    def interrupt(folder: Path, ignore_errors: bool) -> None:
+        raise Interrupted
+
+    build_guide(tmp_path / "whole", teachers, split, form="matrix")
+    with monkeypatch.context() as patch:
+        patch.setattr("counterfoil.training.guides.build.shutil.rmtree", interrupt)
+        with pytest.raises(Interrupted):
+            build_guide(tmp_path / "cut", teachers, split, form="matrix")
+    assert read_manifest(tmp_path / "cut").complete
+    assert (tmp_path / "cut" / "teacher-0").is_dir()
+    build_guide(tmp_path / "cut", teachers, split, form="matrix")
+    assert files(tmp_path / "cut") == files(tmp_path / "whole")
+
+
 def test_a_build_refuses_to_continue_as_another(split, teachers, tmp_path) -> None:
     guide = tmp_path / "g"
     with pytest.raises(Interrupted):

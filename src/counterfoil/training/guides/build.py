@@ -200,7 +200,7 @@ def build_guide(
     teachers = [_teacher_mark(run, split) for run in runs]
     if folder.is_file():
         raise ConfigError(f"{folder}: exists and is not a guide; choose another --out")
-    if _is_complete(folder):  # nothing is written, so no lock is needed
+    if _is_complete(folder) and not _leftovers(folder):  # nothing is written: no lock is needed
         manifest = _open_or_create(folder, teachers, split, form)
         progress.say(f"{folder} is complete already")
         return manifest
@@ -209,6 +209,7 @@ def build_guide(
         manifest = _open_or_create(folder, teachers, split, form)
         _sweep(folder)
         if manifest.complete:
+            _remove(_leftovers(folder))
             progress.say(f"{folder} is complete already")
         elif manifest.form == "matrix":
             _fill_matrix(folder, manifest, runs, split, target, progress)
@@ -255,8 +256,21 @@ def _fill_matrix(
     fill_matrix(folder, manifest, models, split.require_fragments(), progress)
     manifest.complete, manifest.sides = True, {}
     manifest.save(folder)
-    for number in range(len(runs)):
-        shutil.rmtree(teacher_folder(folder, number), ignore_errors=True)
+    _remove(_leftovers(folder))
+
+
+def _leftovers(folder: Path) -> list[Path]:
+    """Folders of encoded captions, which a complete matrix no longer needs.
+
+    A build that was killed after its last save can have left them.
+    """
+    matrix = (folder / MATRIX).is_file()
+    return sorted(folder.glob("teacher-*")) if matrix else []
+
+
+def _remove(folders: Sequence[Path]) -> None:
+    for folder in folders:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _teacher_mark(run: Path, split: Split) -> TeacherMark:
