@@ -226,7 +226,7 @@ def _run(demo: Demo, port: int | None, as_json: bool, started: float) -> None:
 
 
 def _serve(demo: Demo, port: int) -> None:
-    """Serve the page; meanwhile audit and train in processes of their own, which end with it."""
+    """Serve the page; meanwhile audit and train in a process of its own, which ends with it."""
     from counterfoil.app.application import serve
     from counterfoil.app.content import AwaitedAudit
     from counterfoil.cli.demo_background import Background
@@ -247,9 +247,7 @@ def _serve(demo: Demo, port: int) -> None:
         raise typer.Exit(ENDED_BY[signal.SIGINT]) from None
     finally:
         if background.end():
-            demo.progress.say(
-                "stopped before all results were ready; repeat the command to continue"
-            )
+            demo.progress.say("the training was stopped; repeat the command to continue")
 
 
 def _content(demo: Demo, awaited: AwaitedAudit) -> Content:
