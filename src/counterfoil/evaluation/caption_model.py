@@ -62,9 +62,11 @@ class _Level:
 
     def probabilities(self, keys: Ints, shorter: Floats) -> Floats:
         """P(word | context), given the probabilities under the context without its first word."""
-        counts = _look_up(self.keys, self.counts, keys)
-        totals = _look_up(self.contexts, self.totals, keys >> _BITS)
-        kinds = _look_up(self.contexts, self.kinds, keys >> _BITS)
+        at, is_known = _find(self.keys, keys)
+        counts = np.where(is_known, self.counts[at], 0.0)
+        at, is_known = _find(self.contexts, keys >> _BITS)
+        totals = np.where(is_known, self.totals[at], 0.0)
+        kinds = np.where(is_known, self.kinds[at], 0.0)
         seen = np.maximum(totals, 1.0)
         mixed = (
             np.maximum(counts - self.discount, 0) / seen + self.discount * kinds / seen * shorter
@@ -72,9 +74,10 @@ class _Level:
         return np.where(totals > 0, mixed, shorter)
 
 
-def _look_up(keys: Ints, values: Floats, wanted: Ints) -> Floats:
+def _find(keys: Ints, wanted: Ints) -> tuple[Ints, NDArray[np.bool_]]:
+    """Where each of ``wanted`` is in the sorted keys, and whether it is there."""
     index = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
-    return np.where(keys[index] == wanted, values[index], 0.0)
+    return index, keys[index] == wanted
 
 
 class CaptionModel:
@@ -139,26 +142,35 @@ class CaptionModel:
         likely ``candidates`` after the words before it compete.
         """
         ids = [self.ids.get(word, _UNKNOWN) for word in words(text)]
-        padded = [_BEGIN] * (self.order - 1) + ids + [_END]
-        result = []
-        for position in range(self.order - 1, len(padded) - 1):
-            before = padded[position - self.order + 1 : position]
-            forward = self._next_word(before)
-            scores = forward.copy()
-            scores[[_BEGIN, _END]] = -1.0
-            best = np.argpartition(-scores, min(candidates, len(scores) - 1))[:candidates]
-            best = best[scores[best] >= 0]
-            rivals = np.unique(np.append(best, padded[position]))
-            logs = np.log(forward[rivals]) + self._log_of_following(padded, position, rivals)
-            logs -= np.logaddexp.reduce(logs)
-            names = [self.names[rival] for rival in rivals.tolist()]
-            result.append(dict(zip(names, logs.tolist(), strict=True)))
-        return result
+        return [
+            dict(zip([self.names[rival] for rival in rivals.tolist()], logs.tolist(), strict=True))
+            for rivals, logs in self._places(ids, candidates)
+        ]
 
     def surprise(self, text: str) -> Floats:
         """−log P of each word given those on both sides of it."""
-        pairs = zip(words(text), self.in_context(text), strict=True)
-        return np.array([-logs[word if word in self.ids else ""] for word, logs in pairs])
+        ids = [self.ids.get(word, _UNKNOWN) for word in words(text)]
+        places = zip(ids, self._places(ids, CANDIDATES), strict=True)
+        return np.array([-logs[np.searchsorted(rivals, own)] for own, (rivals, logs) in places])
+
+    def _places(self, ids: Sequence[int], candidates: int) -> list[tuple[Ints, Floats]]:
+        """For each word id, those that compete for its place, sorted, and their log probabilities.
+
+        The keys of a caption are looked up together: a search for few keys is mostly overhead.
+        """
+        padded = [_BEGIN] * (self.order - 1) + list(ids) + [_END]
+        positions = range(self.order - 1, len(padded) - 1)
+        forward = [self._next_word(padded[at - self.order + 1 : at]) for at in positions]
+        rivals = [
+            _rivals(each, padded[at], candidates)
+            for at, each in zip(positions, forward, strict=True)
+        ]
+        following = self._log_of_following(padded, dict(zip(positions, rivals, strict=True)))
+        result = []
+        for each, words_here, after in zip(forward, rivals, following, strict=True):
+            logs = np.log(each[words_here]) + after
+            result.append((words_here, logs - np.logaddexp.reduce(logs)))
+        return result
 
     def _next_word(self, before: Sequence[int]) -> Floats:
         """P of every word id after some words."""
@@ -177,16 +189,36 @@ class CaptionModel:
             result[level.keys[span] & _mask(1)] += seen
         return result
 
-    def _log_of_following(self, ids: Sequence[int], position: int, rivals: Ints) -> Floats:
-        """Log probability of the words after ``position``, with each of ``rivals`` there."""
-        logs = np.zeros(len(rivals))
-        for target in range(position + 1, min(position + self.order, len(ids))):
-            keys = np.zeros(len(rivals), dtype=np.int64)
-            for back in range(self.order):
-                at = target - back
-                keys |= (rivals if at == position else np.int64(ids[at])) << (_BITS * back)
-            logs += np.log(self._probabilities(keys))
-        return logs
+    def _log_of_following(self, ids: Sequence[int], rivals: dict[int, Ints]) -> list[Floats]:
+        """Log probability of the words after each position, with each of its ``rivals`` there."""
+        keys = [
+            self._key(ids, position, here, target)
+            for position, here in rivals.items()
+            for target in self._targets(ids, position)
+        ]
+        if not keys:
+            return []
+        logs = np.log(self._probabilities(np.concatenate(keys)))
+        parts = iter(np.split(logs, np.cumsum([len(part) for part in keys])[:-1]))
+        result = []
+        for position, here in rivals.items():
+            total = np.zeros(len(here))
+            for _ in self._targets(ids, position):
+                total += next(parts)
+            result.append(total)
+        return result
+
+    def _targets(self, ids: Sequence[int], position: int) -> range:
+        """The places whose probability depends on the word at ``position`` before them."""
+        return range(position + 1, min(position + self.order, len(ids)))
+
+    def _key(self, ids: Sequence[int], position: int, rivals: Ints, target: int) -> Ints:
+        """The n-gram that ends at ``target``, with each of ``rivals`` at ``position``."""
+        keys = np.zeros(len(rivals), dtype=np.int64)
+        for back in range(self.order):
+            at = target - back
+            keys |= (rivals if at == position else np.int64(ids[at])) << (_BITS * back)
+        return keys
 
     def bag_of_words(self, text: str) -> float:
         """Sum of the words' log frequencies: what remains of the likelihood without their order."""
@@ -222,6 +254,15 @@ class CaptionModel:
         for size, level in enumerate(self.levels, start=1):
             result = level.probabilities(keys & _mask(size), result)
         return result
+
+
+def _rivals(forward: Floats, own: int, candidates: int) -> Ints:
+    """The likeliest word ids after some words, and the caption's ``own`` one, sorted."""
+    scores = forward.copy()
+    scores[[_BEGIN, _END]] = -1.0
+    best = np.argpartition(-scores, min(candidates, len(scores) - 1))[:candidates]
+    best = best[scores[best] >= 0]
+    return np.unique(np.append(best, own))
 
 
 def _mask(size: int) -> int:
