@@ -16,6 +16,7 @@ OPTIONS = {
     **FORMS,
     "naaf/both": {"direction": "both"},
     "uniter": {"layers": 1, "heads": 2},
+    **dict.fromkeys(["saf", "sgr", "sgraf"], {"sim_dim": 16}),  # 256 in bf16: seconds on a CPU
 }
 
 

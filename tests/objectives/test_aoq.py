@@ -234,6 +234,7 @@ def test_a_run_with_a_first_run_resumes_to_the_same_bytes(few, first_run, tmp_pa
     assert weights(tmp_path / "cut") == weights(tmp_path / "whole")
 
 
+@pytest.mark.slow
 def test_workers_and_grouped_captions_change_nothing_but_the_batches(
     few, first_run, tmp_path
 ) -> None:

@@ -188,6 +188,7 @@ def test_a_run_with_foils_resumes_to_the_same_bytes(few, tmp_path, name, objecti
     assert weights(tmp_path / "cut") == weights(tmp_path / "whole")
 
 
+@pytest.mark.slow
 def test_workers_make_the_same_foils(few, tmp_path) -> None:
     for workers in (0, 2):
         settings = run_config("vse-fc", {"hardest": 1, "foils": 1}, workers=workers)

@@ -317,6 +317,7 @@ def test_training_a_loaded_model_further_does_not_keep_its_yardstick(concepts, t
     assert load_model(tmp_path / "run", "cpu").yardstick is None
 
 
+@pytest.mark.slow
 def test_a_run_with_all_that_it_measures_can_be_deleted(concepts, tmp_path) -> None:
     model = make("vse-fc", concepts)
     train(model, concepts, folder=tmp_path / "run", epochs=1, batch_size=32)
