@@ -177,6 +177,7 @@ def run_config(name: str, objective: dict, epochs: int = 2, **data):
         ),
     ],
 )
+@pytest.mark.slow
 def test_a_run_with_foils_resumes_to_the_same_bytes(few, tmp_path, name, objective) -> None:
     settings = run_config(name, objective)
     trainer(few, tmp_path / "whole", settings).run()

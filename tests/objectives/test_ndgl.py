@@ -301,6 +301,7 @@ def steps(folder: Path) -> list[dict]:
 
 
 @pytest.mark.parametrize("name", thinned(["vse-fc", "scan-t2i"], "scan-t2i"))
+@pytest.mark.slow
 def test_a_guided_run_resumes_to_the_same_bytes(few, guide, tmp_path, name) -> None:
     settings = run_config(name, guide)
     whole = trainer(few, tmp_path / "whole", settings).run()

@@ -46,7 +46,7 @@ ENTRIES = {
     "tags.figure3": ["examples"],
     "tags.truth": ["measures"],
 }
-FAST = ("ndgl.figure1b", "ndgl.figure1c")
+FAST = ("ndgl.figure1b",)
 
 
 @pytest.mark.parametrize("weight", [1.0, 2.0])

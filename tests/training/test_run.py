@@ -309,6 +309,7 @@ def test_a_new_best_checkpoint_takes_away_what_was_measured_of_the_one_before(
     assert not any(path.exists() for path in measured)
 
 
+@pytest.mark.slow
 def test_training_a_loaded_model_further_does_not_keep_its_yardstick(concepts, tmp_path) -> None:
     model = make("vse-fc", concepts)
     model.yardstick = measure_yardstick(model, concepts["dev"])

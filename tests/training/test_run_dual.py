@@ -118,6 +118,7 @@ def test_workers_and_augmentation_read_the_same_batches(place, tmp_path) -> None
     assert losses(tmp_path / "plain") != results[0]
 
 
+@pytest.mark.slow
 def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(place, tmp_path) -> None:
     parts = {"image": {"freeze": 1, "layer_decay": 0.8, "checkpointing": True}}
     config = config_of(place, data={"random_crop": 0.5}, **parts)
@@ -215,6 +216,7 @@ def test_the_recipes_are_whole(name) -> None:
     assert resolve_paths(config).model.image["pretrained"].count("/") == 1
 
 
+@pytest.mark.slow
 def test_python_says_the_same(place, tmp_path) -> None:
     pairs = cf.load_pairs(
         place / "captions.jsonl", extractor=f"pixels:{place / 'clip'}", cache_dir=tmp_path
