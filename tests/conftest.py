@@ -184,19 +184,17 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 LONGEST = (
     "app/test_application_page.py",
+    "test_options.py",
+    "hostile/test_corpus.py",
     "reproduce/test_reproduce.py",
+    "cli/test_demo.py",
     "app/test_review.py",
     "core/test_hub.py",
-    "cli/test_demo.py",
-    "reproduce/test_columns.py",
     "training/test_trainer.py",
-    "test_options.py",
-    "app/test_application_models.py",
-    "cli/test_audit.py",
+    "reproduce/test_columns.py",
+    "reproduce/test_examples.py",
     "cli/test_cli.py",
-    "training/test_run_dual.py",
-    "training/test_gradient_cache.py",
-    "cli/test_bench.py",
+    "cli/test_audit.py",
 )
 """Files of more than ten seconds, which begin first: the last one of a run has a core idle."""
 
