@@ -34,9 +34,9 @@ from tests.two_processes import TwoProcesses, two_processes
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # read when Triton is first imported
 
-# Libraries and tests are a million objects that stay, and Python would look for garbage among them
-# again and again: a seventh of the time of small tests.
-gc.set_threshold(100_000, 50, 100)
+# Imported libraries and collected tests are objects by the million. Python's collector goes through
+# them again and again, unless it runs less often and leaves out what was there before the tests.
+gc.set_threshold(20_000, 10, 10)
 
 torch.set_num_threads(1)  # tiny tensors: threads only wait for each other
 
@@ -205,7 +205,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    gc.freeze()
+    gc.freeze()  # see above
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -154,6 +154,7 @@ def test_an_interrupted_run_resumes_to_the_same_bytes(
     assert (tmp_path / "metrics.jsonl").read_bytes() == whole
 
 
+@pytest.mark.slow
 def test_it_learns_which_captions_were_moved_to_a_wrong_image(concepts, tmp_path) -> None:
     noisy, index = shuffled_captions(concepts.train, 0.3, seed=3)
     pairs = Pairs("noisy", {**concepts.splits, "train": noisy})

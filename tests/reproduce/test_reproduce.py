@@ -351,7 +351,6 @@ TERMINATED = (signal.SIGTERM, 143, "counterfoil.training.run._conclude")
             (*INTERRUPTED[:2], TERMINATED[2]),
             (*TERMINATED[:2], INTERRUPTED[2]),
         ],
-        INTERRUPTED,
         TERMINATED,
     ),
 )
