@@ -134,8 +134,8 @@ def is_alive(pid: int) -> bool:
 @pytest.mark.parametrize(
     "script",
     [
-        pytest.param(POOL, id="pool", marks=pytest.mark.slow),
-        pytest.param(LOADER, id="loader"),
+        pytest.param(POOL, id="pool"),
+        pytest.param(LOADER, id="loader", marks=pytest.mark.slow),
         pytest.param(MEASURING, id="measuring", marks=pytest.mark.slow),
     ],
 )

@@ -78,6 +78,7 @@ def test_margins_of_two_models_are_drawn_for_both_directions(out, cache, tmp_pat
     assert Reproduction.from_json((tmp_path / "tiny.json").read_text()) == results
 
 
+@pytest.mark.slow
 def test_what_was_measured_of_negatives_is_kept(out, cache, monkeypatch) -> None:
     plan = planned(figure("margins", MARGINS), out)
     first = finish(plan, cache)

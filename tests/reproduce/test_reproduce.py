@@ -60,6 +60,7 @@ def test_mean_and_deviation_are_those_of_a_sample(values) -> None:
         assert results.std is None
 
 
+@pytest.mark.slow
 def test_a_table_that_was_interrupted_goes_on_and_then_trains_nothing(tmp_path, cache) -> None:
     plan = planned(tiny(), tmp_path, seeds=2)
     first, second, *_ = plan.in_order()
