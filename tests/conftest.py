@@ -194,7 +194,8 @@ LONGEST = (
     "reproduce/test_columns.py",
     "reproduce/test_examples.py",
     "cli/test_cli.py",
-    "cli/test_audit.py",
+    "test_api.py",
+    "test_layers.py",
 )
 """Files of more than ten seconds, which begin first: the last one of a run has a core idle."""
 
