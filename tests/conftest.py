@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import functools
+import gc
 import json
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from counterfoil.core.storage.arrays import ArrayFile
 from counterfoil.core.storage.locks import locked_in_turn
 from counterfoil.data.fragments import FragmentTable
 from counterfoil.data.pairs import Pairs, Split
+from counterfoil.evaluation.words import evaluate as word_evaluation
 from counterfoil.models import yardstick
 from counterfoil.training import report
 from counterfoil.training.plots import plots_of
@@ -32,6 +33,10 @@ from tests.two_processes import TwoProcesses, two_processes
 
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # read when Triton is first imported
+
+# Imported libraries and collected tests are objects by the million. Python's collector goes through
+# them again and again, unless it runs less often and leaves out what was there before the tests.
+gc.set_threshold(20_000, 10, 10)
 
 torch.set_num_threads(1)  # tiny tensors: threads only wait for each other
 
@@ -179,19 +184,18 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 LONGEST = (
     "app/test_application_page.py",
+    "test_options.py",
+    "hostile/test_corpus.py",
     "reproduce/test_reproduce.py",
+    "cli/test_demo.py",
     "app/test_review.py",
     "core/test_hub.py",
-    "cli/test_demo.py",
-    "reproduce/test_columns.py",
     "training/test_trainer.py",
-    "test_options.py",
-    "app/test_application_models.py",
-    "cli/test_audit.py",
+    "reproduce/test_columns.py",
+    "reproduce/test_examples.py",
     "cli/test_cli.py",
-    "training/test_run_dual.py",
-    "training/test_gradient_cache.py",
-    "cli/test_bench.py",
+    "test_api.py",
+    "test_layers.py",
 )
 """Files of more than ten seconds, which begin first: the last one of a run has a core idle."""
 
@@ -199,6 +203,10 @@ LONGEST = (
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     place = {Path(__file__).parent / name: at for at, name in enumerate(LONGEST)}
     items.sort(key=lambda item: place.get(item.path, len(place)))
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()  # see above
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -216,17 +224,18 @@ def in_two_processes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoPr
 
 @pytest.fixture(scope="session", autouse=True)
 def cheap_runs() -> Iterator[None]:
-    """Runs draw one chart and explain few pairs, and nothing is flushed to the disk.
+    """Runs draw no charts and explain few pairs, and nothing is flushed to the disk.
 
     All charts of a tiny run take four times as long as its training, and to explain 50 pairs for
-    its yardstick takes longer, too. Typer takes 0.1 s to build the commands: they are built once.
-    Tests of durability replace `os.fsync` or watch another process.
+    its yardstick, or the words of 200 captions, takes longer, too. Typer takes 0.1 s to build the
+    commands: they are built once. Tests of durability replace `os.fsync` or watch another process.
     """
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(report, "plots_of", lambda *args: dict(islice(plots_of(*args).items(), 1)))
+        patch.setattr(report, "plots_of", lambda records, split: {})
         command = functools.cache(typer.testing._get_command)
         patch.setattr(typer.testing, "_get_command", command)
         patch.setattr(yardstick, "EXPLAINED", 4)
+        patch.setattr(word_evaluation, "CHOICE_CAPTIONS", 8)
         patch.setattr(os, "fsync", lambda descriptor: None)
         yield
 

@@ -229,6 +229,7 @@ def test_a_run_is_resumed_with_its_own_settings_only(
         cf.train(model, pairs, objective, folder=run.folder, resume=True, **settings)
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_is_resumed_to_the_same_end(pairs, tmp_path) -> None:
     from counterfoil.core.progress import Silent
 
@@ -266,6 +267,7 @@ def test_a_folder_without_a_run_cannot_be_resumed(pairs, tmp_path) -> None:
         cf.train(model, pairs, folder=tmp_path, resume=True)
 
 
+@pytest.mark.slow
 def test_the_config_of_a_run_says_how_its_model_was_made(pairs, tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     options = {"embed_size": 16, "ensemble_size": 2}

@@ -19,6 +19,7 @@ from counterfoil.models import Model, save_pretrained
 from counterfoil.training.run_folder import load_model, locked_run
 from tests.app.conftest import LIMITS, running
 from tests.app.test_application_page import LIT, Page
+from tests.conftest import thinned
 
 SIDE = 5
 TEXT = "a red car next to a tree"
@@ -136,6 +137,7 @@ def test_a_word_shows_its_cells_as_a_heat_map(browser, plain, photo_file) -> Non
     )
 
 
+@pytest.mark.slow
 def test_a_heat_map_is_smooth_between_cells(browser, plain, photo_file) -> None:
     name = sent(plain, photo_file)
     page = Page(browser, plain)
@@ -151,7 +153,7 @@ def test_a_heat_map_is_smooth_between_cells(browser, plain, photo_file) -> None:
     assert 0 < jumps < 30  # boxes would jump by up to 209
 
 
-@pytest.mark.parametrize("way", ["tap", "keyboard"])
+@pytest.mark.parametrize("way", thinned(["tap", "keyboard"], "keyboard"))
 def test_a_chosen_word_keeps_its_map(browser, plain, photo_file, way) -> None:
     name = sent(plain, photo_file)
     page = Page(browser, plain)
@@ -172,6 +174,7 @@ def test_a_chosen_word_keeps_its_map(browser, plain, photo_file, way) -> None:
     assert browser.js("document.documentElement.scrollWidth") <= 390
 
 
+@pytest.mark.slow
 def test_arrow_keys_go_over_the_cells_of_a_photo(browser, plain, photo_file) -> None:
     page = Page(browser, plain)
     page.open("match", image=sent(plain, photo_file), text=TEXT)
@@ -209,6 +212,7 @@ def test_another_model_is_chosen_on_the_page(browser, plain, unlibraried, photo_
     assert "cells, small-naaf" in refused.json["detail"]
 
 
+@pytest.mark.slow
 def test_one_model_searches_and_another_explains(browser, cells, run, cache, pairs) -> None:
     content = open_content(run, explainer=cells, cache=cache, progress=Silent())
     try:

@@ -80,6 +80,7 @@ def test_keys_of_an_audit_that_was_left_early_are_gone(browser, service, report)
         assert browser.js("live.keys") == 0
 
 
+@pytest.mark.slow
 def test_keys_of_an_audit_that_failed_are_gone(browser, service) -> None:
     with service() as client:
         Page(browser, client).open("runs")
@@ -93,6 +94,7 @@ def test_keys_of_an_audit_that_failed_are_gone(browser, service) -> None:
         assert browser.js("live.keys") == 0
 
 
+@pytest.mark.slow
 def test_runs_that_were_left_early_are_not_followed(page) -> None:
     browser = page.open("match")
     leave_early(browser, "/api/run", "#/runs", "#/")

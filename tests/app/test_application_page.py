@@ -17,6 +17,7 @@ from counterfoil.search import SearchIndex
 from counterfoil.training.run_folder import load_model
 from tests.app.browser import Browser
 from tests.app.conftest import LIMITS, Client, running
+from tests.conftest import thinned
 
 LIT = "getComputedStyle(document.querySelector('.regions .dim')).opacity > 0.3"
 
@@ -122,6 +123,7 @@ def test_pointing_at_a_word_lights_its_regions(page, client, image) -> None:
     browser.wait(f"!({LIT})")
 
 
+@pytest.mark.slow
 def test_pointing_at_a_region_lights_its_words(page, client, image) -> None:
     browser = page.open("match", image=image, text="a cat and two large boats")
     match = client.post("/api/explain", {"image": image, "text": "a cat and two large boats"}).json
@@ -166,6 +168,7 @@ def test_one_click_corrects_a_word_and_the_score_moves(page, client, pairs) -> N
     assert browser.text(".moved") == f"+{score - match['score']:.3f}"
 
 
+@pytest.mark.slow
 def test_words_behind_an_emoji_are_colored_and_corrected(page, client, pairs) -> None:
     correction = corrected(client, pairs, start="😀👩‍👩‍👧 🚗 ")
     asked = {"image": correction["image"], "text": correction["text"]}
@@ -195,6 +198,7 @@ KINDS = """[...document.querySelectorAll('.word')].map((word) =>
   ['for', 'against', 'neutral', 'unknown'].find((kind) => word.classList.contains(kind)))"""
 
 
+@pytest.mark.slow
 def test_a_dot_and_a_word_of_one_color_mean_the_same(page, client, pairs) -> None:
     for name in pairs.test.ids[:2]:
         text = "a red dog, a cow and a zyzzyva in front of a house."
@@ -239,6 +243,7 @@ def test_a_score_has_its_yardstick_beside_it(page, client, image) -> None:
     assert browser.text(".standing") == match["standing"]
 
 
+@pytest.mark.slow
 def test_what_to_try_are_captions_of_the_library(page, client, pairs) -> None:
     browser = page.open()
     examples = client.get("/api/about").json["examples"]
@@ -249,6 +254,7 @@ def test_what_to_try_are_captions_of_the_library(page, client, pairs) -> None:
     assert browser.text(".tries a") in examples
 
 
+@pytest.mark.slow
 def test_identical_captions_are_one_result_with_the_images_behind_it(
     browser, content, run, pairs, tmp_path
 ) -> None:
@@ -284,6 +290,7 @@ def test_identical_captions_are_one_result_with_the_images_behind_it(
         assert browser.count(".behind .strip a") == behind
 
 
+@pytest.mark.slow
 def test_the_table_of_a_run_fits_a_phone(page) -> None:
     page.browser.size(390, 844, phone=True)
     browser = page.open("runs")
@@ -295,7 +302,7 @@ def test_the_table_of_a_run_fits_a_phone(page) -> None:
     assert sizes[0] <= sizes[1]
 
 
-@pytest.mark.parametrize("way", ["chosen", "dropped"])
+@pytest.mark.parametrize("way", thinned(["chosen", "dropped"], "chosen"))
 def test_an_image_finds_sentences(page, client, photo, tmp_path, way) -> None:
     path = tmp_path / "photo.png"
     path.write_bytes(photo)
@@ -348,7 +355,7 @@ def test_everything_can_be_done_by_keyboard(page) -> None:
     browser.wait("!document.querySelector('.weighed').classList.contains('lit')")
 
 
-@pytest.mark.parametrize("view", ["", "search", "match", "audit", "runs"])
+@pytest.mark.parametrize("view", thinned(["", "search", "match", "audit", "runs"], "match"))
 def test_nothing_scrolls_sideways_on_a_phone(page, image, view) -> None:
     page.browser.size(390, 844, phone=True)
     long = "a large dog in front of some incomprehensibilities"
@@ -375,6 +382,7 @@ def test_the_audit_strikes_wrong_words_and_shows_hostile_text_as_text(page) -> N
     browser.wait("document.getElementById('sentence')?.value === 'a red dog on a beach'")
 
 
+@pytest.mark.slow
 def test_the_audit_shows_the_whole_picture(page) -> None:
     browser = page.open("audit")
     style = "getComputedStyle(document.querySelector('.finding .shot img'))"
@@ -382,6 +390,7 @@ def test_the_audit_shows_the_whole_picture(page) -> None:
     assert browser.js("document.querySelector('.finding .shot').clientWidth") >= 200
 
 
+@pytest.mark.slow
 def test_the_match_view_offers_images_of_the_library(page, client) -> None:
     browser = page.open("match")
     assert browser.count(".ticket") == 5
@@ -413,6 +422,7 @@ def ground(browser: Browser, path: Path) -> tuple[int, ...]:
     return Image.open(io.BytesIO(path.read_bytes())).convert("RGB").getpixel((5, 400))
 
 
+@pytest.mark.slow
 def test_light_and_dark_follow_the_system_and_the_button(page, tmp_path) -> None:
     browser = page.open()
     assert min(ground(browser, tmp_path / "light.png")) > 200

@@ -156,6 +156,7 @@ def test_a_decision_is_undone_by_a_key(browser, service, report) -> None:
         browser.wait("document.getElementById('status').textContent === 'Nothing to undo'")
 
 
+@pytest.mark.slow
 def test_a_decision_of_an_earlier_visit_is_undone(browser, service, report) -> None:
     with service() as client:
         page = Page(browser, client)
@@ -185,6 +186,7 @@ def test_a_decision_of_an_earlier_visit_is_undone(browser, service, report) -> N
         stored(report, None, None, "discard", None, None)
 
 
+@pytest.mark.slow
 def test_the_focused_decision_is_undone_before_the_last(browser, service, report) -> None:
     with service() as client:
         Page(browser, client).open("audit")
@@ -229,6 +231,7 @@ def test_a_caption_of_several_lines_stays_in_words(browser, service, report, gap
     stored(report, "fix", "keep", "keep", None, None)
 
 
+@pytest.mark.slow
 def test_words_behind_an_emoji_are_struck(browser, service, report) -> None:
     change(report, 0, "😀👩‍👩‍👧 the red car 🚗", "😀👩‍👩‍👧 the brown car 🚗")
     with service() as client:

@@ -125,6 +125,7 @@ for number in range(100000):
 """
 
 
+@pytest.mark.slow
 def test_a_killed_process_leaves_every_decision_that_it_had_stored(tmp_path) -> None:
     writer = subprocess.Popen(
         [sys.executable, "-c", WRITER, str(tmp_path), "w"], stdout=subprocess.PIPE, text=True

@@ -46,6 +46,7 @@ def test_words_that_are_never_wrong_do_not_count() -> None:
     assert word_pool(doubts, []).tolist() == []
 
 
+@pytest.mark.slow
 def test_an_audit_lists_the_asked_share_of_right_captions(learned, concepts) -> None:
     trusted = audit_split(learned, concepts.train)
     limits = calibrate(trusted, 0.1)
@@ -67,6 +68,7 @@ def test_a_few_trusted_captions_are_refused(learned, concepts) -> None:
         calibrate(few, 0.05)
 
 
+@pytest.mark.slow
 def test_words_are_judged_like_those_that_the_threshold_was_measured_on(
     learned, concepts, monkeypatch
 ) -> None:

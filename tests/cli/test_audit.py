@@ -194,6 +194,7 @@ def test_a_report_that_cannot_be_written_is_refused_before_scoring(
         invoke("audit", run, "--out", tmp_path / "taken", "--split", "dev", "--cache", cache)
 
 
+@pytest.mark.slow
 def test_another_run_corrects_what_this_one_finds(run, corrector, cache, tmp_path) -> None:
     asked = ["audit", run, "--split", "dev", "--out", tmp_path, "--cache", cache]
     asked += ["--threshold", 0.01, "--details", 3, "--corrector", corrector]
@@ -209,6 +210,7 @@ def test_another_run_corrects_what_this_one_finds(run, corrector, cache, tmp_pat
     assert all("--details" in line["correction_note"] for line in wrong[3:])
 
 
+@pytest.mark.slow
 def test_a_corrector_sees_the_audited_images_with_its_own_eyes(run, cache, tmp_path) -> None:
     """Not those of the data it was trained on, nor the features of the audited run."""
     eyes = {"extractor": "segments", "options": {"max_fragments": 3}}

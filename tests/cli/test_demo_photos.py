@@ -199,6 +199,7 @@ def test_a_report_below_the_photos_is_exported_again(photos, cache, capsys) -> N
         assert AuditReview(out / "audit", read_findings(out / "audit"), cache).export()["fixed"]
 
 
+@pytest.mark.slow
 def test_pretrained_models_for_photos(photos, cache, tmp_path, capsys) -> None:
     write_captions(photos, ("a white box on a wall", "two dogs run on the beach"))
     demo_photos(photos, tmp_path / "out", cache, Silent(), None, True)

@@ -90,6 +90,7 @@ def test_rules_take_the_captions_of_a_run(run, pairs, cache, tmp_path) -> None:
     assert {foil.image for foil in read_foils(out)} <= set(pairs["dev"].ids)
 
 
+@pytest.mark.slow
 def test_any_matcher_trains_with_the_file(run, pairs, cache, tmp_path) -> None:
     out = tmp_path / "f.jsonl"
     invoke("foils", run, "--split", "train", *FEW, "--out", out, "--cache", cache)

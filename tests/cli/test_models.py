@@ -81,6 +81,7 @@ def test_commands_take_a_pretrained_model_in_place_of_a_run(scene) -> None:
     assert corrected["text"] == "a red car"
 
 
+@pytest.mark.slow
 def test_a_pretrained_model_starts_another_training(scene) -> None:
     vocabulary = zoo.FOLDER / "scenes-corrector" / "vocabulary.json"
     call(

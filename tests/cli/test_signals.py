@@ -11,6 +11,7 @@ import time
 import pytest
 
 from counterfoil.cli.signals import StopSignals
+from tests.conftest import thinned
 from tests.training.test_run_folder import children, is_alive
 
 pytestmark = pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="needs /proc")
@@ -67,7 +68,7 @@ def test_the_exit_code_says_which_signal_stopped_training(sent, code) -> None:
             signal.signal(each, handler)
 
 
-@pytest.mark.parametrize("place", ["destructor", "fork"])
+@pytest.mark.parametrize("place", thinned(["destructor", "fork"], "fork"))
 def test_a_signal_that_comes_where_python_ignores_errors_ends_the_command_all_the_same(
     place,
 ) -> None:

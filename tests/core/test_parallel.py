@@ -14,6 +14,7 @@ import pytest
 from counterfoil.core import parallel
 from counterfoil.core.parallel import bounded_workers, ordered_map, usable_cores
 from counterfoil.core.progress import Silent
+from tests.conftest import thinned
 
 ROOT = Path(__file__).parents[2]
 BOUND = 180.0
@@ -46,7 +47,9 @@ def test_results_come_in_the_order_of_the_tasks() -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are started by fork")
-@pytest.mark.parametrize(("sent", "code"), [("SIGTERM", 143), ("SIGINT", -signal.SIGINT)])
+@pytest.mark.parametrize(
+    ("sent", "code"), thinned([("SIGTERM", 143), ("SIGINT", -signal.SIGINT)], ("SIGTERM", 143))
+)
 def test_a_signal_while_workers_are_started_leaves_none_that_the_program_waits_for(
     sent, code
 ) -> None:
@@ -132,7 +135,7 @@ def is_alive(pid: int) -> bool:
     "script",
     [
         pytest.param(POOL, id="pool"),
-        pytest.param(LOADER, id="loader"),
+        pytest.param(LOADER, id="loader", marks=pytest.mark.slow),
         pytest.param(MEASURING, id="measuring", marks=pytest.mark.slow),
     ],
 )

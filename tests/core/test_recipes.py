@@ -14,6 +14,7 @@ from counterfoil.core.config import build_config, load_config
 from counterfoil.core.errors import ConfigError
 from counterfoil.core.recipes import parse_yaml
 from counterfoil.core.registry import Registry
+from tests.conftest import thinned
 from tests.special import SPECIAL, make_special, within
 
 LAUGHS = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
@@ -68,7 +69,7 @@ def test_a_hostile_recipe_is_a_config_error_and_takes_no_time(name, tmp_path) ->
     assert "unicode string" not in message
 
 
-@pytest.mark.parametrize("name", HOSTILE)
+@pytest.mark.parametrize("name", thinned(HOSTILE, "Python", "a list as a key"))
 def test_a_hostile_value_of_an_override_is_a_config_error(name) -> None:
     value = HOSTILE[name] if "\n" in HOSTILE[name] else HOSTILE[name].removeprefix("a: ")
     with pytest.raises(ConfigError):

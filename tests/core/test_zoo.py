@@ -244,6 +244,7 @@ print(folder)
 """
 
 
+@pytest.mark.slow
 def test_two_processes_that_download_at_once_both_get_the_model(remote, tmp_path) -> None:
     server, registry = remote
     words = [sys.executable, "-c", TOGETHER, str(tmp_path / "cache"), str(registry)]

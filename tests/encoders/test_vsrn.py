@@ -175,6 +175,7 @@ TEXTS = {
 
 
 @pytest.mark.parametrize("name", thinned(TEXTS, "vsrn"))
+@pytest.mark.slow
 def test_reasoning_models_learn(name, concepts, tmp_path) -> None:
     config = build_config(
         {

@@ -245,6 +245,7 @@ def test_the_cache_says_its_size_and_clearing_deletes_nothing_else(
     assert clear_cache(cache) == cache_bytes(cache) == 0
 
 
+@pytest.mark.slow
 def test_features_of_a_network_do_not_depend_on_the_images_beside_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

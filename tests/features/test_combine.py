@@ -182,6 +182,7 @@ def test_parts_that_do_not_fit_are_named(parts) -> None:
     assert Joined(parts=["efficientnet-lite", crops]).along == "fragments"
 
 
+@pytest.mark.slow
 def test_vectors_of_other_places_are_not_put_end_to_end(parts, untrained) -> None:
     grid = 'efficientnet-lite {"size": 64, "grid": 1}'
     windows = 'crops {"base_options": {"size": 64}, "scales": [0.5]}'

@@ -15,6 +15,7 @@ from counterfoil.core.errors import CheckpointError, ConfigError, MissingExtraEr
 from counterfoil.features import Crops, EfficientNetLiteFeatures, extractors
 from counterfoil.features.build import default_backbone
 from counterfoil.features.efficientnet import has_weights, weights_digest
+from tests.conftest import thinned
 from tests.features.tiny_networks import picture
 
 torch = pytest.importorskip("torch")
@@ -101,7 +102,7 @@ STAGES = {
 
 
 @pytest.mark.parametrize("variant", STAGES)
-@pytest.mark.parametrize("side", [64, 75])
+@pytest.mark.parametrize("side", thinned([64, 75], 75))
 def test_the_network_is_its_plain_operations(variant: int, side: int) -> None:
     from counterfoil.features.efficientnet_network import EfficientNetLite
 
@@ -166,7 +167,7 @@ def _ramp(side: int) -> np.ndarray:
     return ((x * (c + 1) + 3 * y) % 256).astype(np.uint8)
 
 
-@pytest.mark.parametrize("variant", PUBLISHED)
+@pytest.mark.parametrize("variant", thinned(PUBLISHED, 0))
 def test_published_weights_give_published_maps(variant: int) -> None:
     if not has_weights(variant):
         pytest.skip("the weights are not installed")

@@ -32,6 +32,7 @@ from counterfoil.evaluation.compositional.readers import read_benchmark
 from counterfoil.evaluation.judgements import read_judgements
 from counterfoil.foils.files import read_foils
 from counterfoil.models.importers import import_checkpoint
+from counterfoil.training import report
 from tests.data.tiny import write_scan
 from tests.hostile.corpus import MIB, Case, all_cases
 from tests.hostile.model_files import BASE
@@ -59,6 +60,7 @@ def make_base(folder: Path) -> None:
     cf.save_pretrained(model, folder / "model")
     cf.build_index(model, pairs.train, folder / "index")
     settings = {"epochs": 1, "batch_size": 8, "evaluation": {"bootstrap": 0}}
+    report.plots_of = lambda records, split: {}  # charts, which take longer than the training
     cf.train(model, pairs, folder=folder / "run", progress=False, **settings)
 
 

@@ -6,6 +6,7 @@ through its door in one child process that measures time and memory.
 
 from __future__ import annotations
 
+import functools
 import gzip
 import io
 import json
@@ -25,6 +26,8 @@ Content = bytes | str | dict | list | Callable[[Path], object]
 Make = Callable[[Path], Path]
 
 MIB = 2**20
+QUICKLY = 1
+"""The level of compression: the bombs are made each time that the tests are collected."""
 
 
 @dataclass(frozen=True)
@@ -105,8 +108,12 @@ def sparse(size: int) -> Callable[[Path], object]:
 
 def gzip_bomb(size: int = 2 * 2**30) -> bytes:
     """Two gigabytes of zeros in some kilobytes: members of a gzip file may follow each other."""
-    one = gzip.compress(bytes(16 * MIB))
-    return one * (size // (16 * MIB))
+    return _gzip_member() * (size // (16 * MIB))
+
+
+@functools.cache
+def _gzip_member() -> bytes:
+    return gzip.compress(bytes(16 * MIB), QUICKLY)
 
 
 def deep(opening: str, count: int = 100_000) -> str:

@@ -16,6 +16,7 @@ from counterfoil.core.storage.checksums import write_sums
 from tests.data.hostile import BOMBS, forged_pointer
 from tests.hostile.corpus import (
     MIB,
+    QUICKLY,
     Case,
     Content,
     Make,
@@ -329,7 +330,7 @@ def archive(data: bytes, compressed: bool = False, **records: bytes) -> bytes:
     """A file of torch.save around any pickle."""
     buffer = io.BytesIO()
     how = zipfile.ZIP_DEFLATED if compressed else zipfile.ZIP_STORED
-    with zipfile.ZipFile(buffer, "w", how) as made:
+    with zipfile.ZipFile(buffer, "w", how, compresslevel=QUICKLY) as made:
         made.writestr("archive/data.pkl", data)
         made.writestr("archive/version", "3\n")
         for name, content in records.items():

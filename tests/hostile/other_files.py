@@ -12,6 +12,7 @@ import yaml
 from tests.data.hostile import BOMBS, forged_pointer
 from tests.hostile.corpus import (
     MIB,
+    QUICKLY,
     Case,
     Content,
     Make,
@@ -318,7 +319,7 @@ for bomb, (error, phrase) in PICKLED_WORDS.items():
 def npz(member: bytes, compressed: bool = True) -> bytes:
     buffer = io.BytesIO()
     how = zipfile.ZIP_DEFLATED if compressed else zipfile.ZIP_STORED
-    with zipfile.ZipFile(buffer, "w", how) as archive:
+    with zipfile.ZipFile(buffer, "w", how, compresslevel=QUICKLY) as archive:
         archive.writestr("vectors.npy", member)
         archive.writestr("words.npy", npy("(1,)", "'<U3'", b"d\0\0\0o\0\0\0g\0\0\0"))
     return buffer.getvalue()

@@ -16,6 +16,7 @@ OPTIONS = {
     **FORMS,
     "naaf/both": {"direction": "both"},
     "uniter": {"layers": 1, "heads": 2},
+    **{name: {"sim_dim": 16} for name in ("saf", "sgr", "sgraf")},  # 256 in bf16 take seconds
 }
 
 

@@ -71,6 +71,7 @@ def taught(split) -> tuple[Model, list[tuple[int, str, str]]]:
     return model, cases
 
 
+@pytest.mark.slow
 def test_a_taught_model_finds_the_wrong_word_and_puts_the_right_one_there(split, taught) -> None:
     model, cases = taught
     for image, true, foil in cases:

@@ -26,10 +26,10 @@ from tests.models.test_models import FEATURE_MODELS, make, tiny_bert  # noqa: F4
 CROSS_ENCODERS = [name for name in FEATURE_MODELS if name.startswith("uniter")]
 EXPORTED = [name for name in FEATURE_MODELS if name not in CROSS_ENCODERS]
 ONE_OF_EACH = (
-    *("vse++", "vse-infty-bert", "esa", "vsrn", "hrem", "dive"),
-    *("scan-t2i", "scan-i2t", "bfan", "chan", "imram", "naaf", "sgraf", "gsmn-sparse"),
+    *("vse-infty-bert", "vsrn", "hrem"),
+    *("chan", "sgraf", "gsmn-sparse"),
 )
-"""A model of every kind of encoder, pooling and matcher."""
+"""Each has operations in its graph that the others have not."""
 
 
 def exported(model, folder) -> OnnxMatcher:
@@ -60,7 +60,7 @@ def test_every_model_scores_the_same_in_onnx_runtime(
         assert_same(matcher.score(some, others), model.score(some, others))
 
 
-@pytest.mark.parametrize("name", ["vse-infty", "naaf"])
+@pytest.mark.parametrize("name", thinned(["vse-infty", "naaf"], "naaf"))
 def test_what_stands_in_padding_does_not_matter(
     name,
     concepts,

@@ -222,6 +222,7 @@ def first_run(few, tmp_path_factory) -> str:
 
 
 @pytest.mark.parametrize("name", thinned(["vse-fc", "scan-t2i"], "vse-fc"))
+@pytest.mark.slow
 def test_a_run_with_a_first_run_resumes_to_the_same_bytes(few, first_run, tmp_path, name) -> None:
     settings = run_config(name, first_run)
     whole = trainer(few, tmp_path / "whole", settings).run()
@@ -234,6 +235,7 @@ def test_a_run_with_a_first_run_resumes_to_the_same_bytes(few, first_run, tmp_pa
     assert weights(tmp_path / "cut") == weights(tmp_path / "whole")
 
 
+@pytest.mark.slow
 def test_workers_and_grouped_captions_change_nothing_but_the_batches(
     few, first_run, tmp_path
 ) -> None:

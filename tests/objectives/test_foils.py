@@ -177,6 +177,7 @@ def run_config(name: str, objective: dict, epochs: int = 2, **data):
         ),
     ],
 )
+@pytest.mark.slow
 def test_a_run_with_foils_resumes_to_the_same_bytes(few, tmp_path, name, objective) -> None:
     settings = run_config(name, objective)
     trainer(few, tmp_path / "whole", settings).run()
@@ -188,6 +189,7 @@ def test_a_run_with_foils_resumes_to_the_same_bytes(few, tmp_path, name, objecti
     assert weights(tmp_path / "cut") == weights(tmp_path / "whole")
 
 
+@pytest.mark.slow
 def test_workers_make_the_same_foils(few, tmp_path) -> None:
     for workers in (0, 2):
         settings = run_config("vse-fc", {"hardest": 1, "foils": 1}, workers=workers)

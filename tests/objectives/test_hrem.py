@@ -242,6 +242,7 @@ def test_a_model_without_one_vector_an_item_is_refused() -> None:
 
 
 @pytest.mark.parametrize("loss", thinned(["trip", "vse"], "trip"))
+@pytest.mark.slow
 def test_hrem_learns_with_its_graph_after_warm_up(loss, concepts, tmp_path) -> None:
     base = "distance-weighted" if loss == "trip" else "hardest"
     settings = build_config(

@@ -24,7 +24,7 @@ from counterfoil.objectives.ncr import (
     soft_margins,
 )
 from counterfoil.training.trainer import Trainer
-from tests.conftest import assert_close, assert_gradient_close, load_fixture
+from tests.conftest import assert_close, assert_gradient_close, load_fixture, thinned
 from tests.objectives.live import some_of
 
 
@@ -143,7 +143,7 @@ def whole(concepts, tmp_path_factory) -> bytes:
     return (folder / "metrics.jsonl").read_bytes()
 
 
-@pytest.mark.parametrize("stop_after", [5, 6])
+@pytest.mark.parametrize("stop_after", thinned([5, 6], 5))
 def test_an_interrupted_run_resumes_to_the_same_bytes(
     concepts, whole, tmp_path, stop_after
 ) -> None:
@@ -154,6 +154,7 @@ def test_an_interrupted_run_resumes_to_the_same_bytes(
     assert (tmp_path / "metrics.jsonl").read_bytes() == whole
 
 
+@pytest.mark.slow
 def test_it_learns_which_captions_were_moved_to_a_wrong_image(concepts, tmp_path) -> None:
     noisy, index = shuffled_captions(concepts.train, 0.3, seed=3)
     pairs = Pairs("noisy", {**concepts.splits, "train": noisy})

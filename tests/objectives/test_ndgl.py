@@ -301,6 +301,7 @@ def steps(folder: Path) -> list[dict]:
 
 
 @pytest.mark.parametrize("name", thinned(["vse-fc", "scan-t2i"], "scan-t2i"))
+@pytest.mark.slow
 def test_a_guided_run_resumes_to_the_same_bytes(few, guide, tmp_path, name) -> None:
     settings = run_config(name, guide)
     whole = trainer(few, tmp_path / "whole", settings).run()
@@ -313,6 +314,7 @@ def test_a_guided_run_resumes_to_the_same_bytes(few, guide, tmp_path, name) -> N
     assert weights(tmp_path / "cut") == weights(tmp_path / "whole")
 
 
+@pytest.mark.slow
 def test_a_guided_run_comes_to_score_as_its_guide_does(few, guide, tmp_path) -> None:
     settings = run_config("vse-fc", guide, seed=5)
     settings = settings.model_copy(
@@ -348,6 +350,7 @@ def test_a_guide_leaves_nothing_in_the_optimizer_or_the_checkpoint(few, guide, t
     assert guided.objective.state_dict() == {}
 
 
+@pytest.mark.slow
 def test_a_guided_run_teaches_the_next(few, guide, tmp_path) -> None:
     """Born again: each generation is guided by the one before."""
     folder = guide

@@ -98,6 +98,7 @@ def train(pairs, folder, objective):
     return Trainer(model, pairs, config, folder)
 
 
+@pytest.mark.slow
 def test_a_teacher_protects_what_it_scores_like_the_own_pair(concepts, tmp_path) -> None:
     train(concepts, tmp_path / "first", {"triplet": {}}).run()
     options = {"teacher": str(tmp_path / "first")}

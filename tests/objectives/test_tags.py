@@ -379,6 +379,7 @@ def test_a_run_learns_to_fill_to_tell_and_to_correct(concepts, tmp_path) -> None
     assert all(0 <= record["tags/accuracy"] <= 1 for record in records)
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_goes_on_to_the_same_bytes(concepts, tmp_path) -> None:
     pairs = some_of(concepts)
     trainer(pairs, tmp_path / "whole", settings(OBJECTIVE, epochs=2)).run()

@@ -31,7 +31,6 @@ from counterfoil.reproduce.spec import build_artifact
 from counterfoil.reproduce.store import merged
 from counterfoil.reproduce.word_maps import choose_pairs, region_names
 from counterfoil.scoring.encode import SplitScores
-from counterfoil.training import report
 from tests.reproduce.conftest import tiny
 
 SMALL = [
@@ -46,9 +45,8 @@ def some_rows(*rows: str) -> list[str]:
 
 
 @pytest.fixture
-def reproduce(tmp_path, cache, monkeypatch):
-    """The command with very few scenes, without the charts of its runs."""
-    monkeypatch.setattr(report, "plots_of", lambda records, split: {})
+def reproduce(tmp_path, cache):
+    """The command with very few scenes."""
 
     def call(name: str, *options: str) -> tuple[dict, object]:
         places = ["--out", str(tmp_path), "--cache", str(cache)]
@@ -283,6 +281,7 @@ def test_a_row_of_several_runs_has_no_histograms_or_maps(kind) -> None:
         build_artifact(tiny(kind=kind, rows=rows, **more), "tiny.yaml")
 
 
+@pytest.mark.slow
 def test_the_row_without_masks_runs_by_its_command(reproduce, tmp_path) -> None:
     result, _ = reproduce("naaf.table4", "train.epochs=1", *some_rows("without masks"))
     [row] = result["rows"]

@@ -106,6 +106,7 @@ def test_negatives_of_every_source_stand_beside_their_caption(negatives, tmp_pat
     assert Reproduction.from_json((tmp_path / "tiny.json").read_text()) == result
 
 
+@pytest.mark.slow
 def test_the_pictures_of_examples_are_in_their_svg(negatives, tmp_path) -> None:
     _, result = negatives
     write_reproduction(result, tmp_path)
@@ -179,6 +180,7 @@ def test_examples_wait_until_all_their_runs_are_finished(tmp_path, cache) -> Non
     assert "not finished" in write_reproduction(result, tmp_path / "page")
 
 
+@pytest.mark.slow
 def test_generators_are_judged_by_the_truth_of_the_scenes(out, cache, tmp_path) -> None:
     plan = planned(truth(), out)
     result = finish(plan, cache)

@@ -78,6 +78,7 @@ def test_margins_of_two_models_are_drawn_for_both_directions(out, cache, tmp_pat
     assert Reproduction.from_json((tmp_path / "tiny.json").read_text()) == results
 
 
+@pytest.mark.slow
 def test_what_was_measured_of_negatives_is_kept(out, cache, monkeypatch) -> None:
     plan = planned(figure("margins", MARGINS), out)
     first = finish(plan, cache)
@@ -132,6 +133,7 @@ def test_the_map_has_the_image_of_median_margin_and_its_negatives(out, cache, tm
     assert (tmp_path / "map.png").is_file()
 
 
+@pytest.mark.slow
 def test_a_map_of_a_model_without_whole_vectors_says_which_models_have_them(out, cache) -> None:
     runs = {"all": {"common": {"model": "scan-t2i", "objective": "triplet"}}}
     plan = planned(figure("map", [], runs=runs, rows=[{"label": ["all"], "run": "all"}]), out)

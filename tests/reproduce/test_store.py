@@ -122,6 +122,7 @@ def test_what_is_missing_is_counted_of_what_the_row_was_asked_for() -> None:
     assert "a: 1 of 3 seeds not finished." in body(table(ahead, row("b", result(0, 1.0))))
 
 
+@pytest.mark.slow
 def test_what_the_store_knows_is_not_trained_elsewhere(out, cache, tmp_path) -> None:
     first = planned(tiny(), out, seeds=1)
     results = finish(first, cache)

@@ -13,6 +13,7 @@ from counterfoil.core.errors import DataError
 from counterfoil.encoders import Encoded
 from counterfoil.encoders.stored import EncodedReader, EncodedWriter, Extent
 from counterfoil.search import SearchIndex
+from tests.conftest import thinned
 from tests.search.test_index import contents
 
 CODED = ("int8", "binary")
@@ -34,7 +35,7 @@ def by_dtype(scenes, tmp_path_factory):
     }
 
 
-@pytest.mark.parametrize("dtype", CODED)
+@pytest.mark.parametrize("dtype", thinned(CODED, "binary"))
 def test_on_scenes_the_shortlist_has_what_scoring_everything_finds(by_dtype, dtype) -> None:
     images, captions = by_dtype[dtype].recall(24, shortlist_size=16)
     assert (images.target, captions.target) == ("images", "captions")

@@ -81,9 +81,6 @@ def merge(folder: Path, splits, settings: PartSettings, **options):
             for first_stage in (("auto",) if name == "vse-fc" else ("auto", "fde"))
             for total in (1, 4)
         ],
-        ("naaf", "float16", "auto", 4),
-        ("vse-fc", "float32", "auto", 4),
-        ("vse-fc", "int8", "auto", 4),
         ("vse-fc", "binary", "auto", 4),
         ("chan", "float16", "fde", 4),
     ),
@@ -109,6 +106,7 @@ def test_merged_parts_are_byte_for_byte_the_index_of_one_process(
     assert found == [hit.id for hit in whole.search("a dog and a cat near the car").hits]
 
 
+@pytest.mark.slow
 def test_a_retriever_is_merged_too(models, splits, tmp_path) -> None:
     settings = PartSettings(models["naaf"], models["vse-fc"], "float16")
     for number in (1, 2):

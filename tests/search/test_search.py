@@ -182,6 +182,7 @@ def test_recall_is_what_a_naive_comparison_counts(indexes) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_a_fitted_first_stage_finds_more_than_a_pooled_one(models, concepts, tmp_path) -> None:
     recalls = {}
     for form in ("pooled", "fitted"):

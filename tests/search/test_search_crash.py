@@ -112,6 +112,7 @@ def test_vectors_survive_a_kill_at_any_step(change, tmp_path) -> None:
     assert every_kill(make, work, look) > 5
 
 
+@pytest.mark.slow
 def test_compaction_survives_a_kill_at_any_step(tmp_path) -> None:
     index = backends["exact"].create(tmp_path / "index", 4, False, "float32", {})
     index.add(range(6), vectors_of(0, 6))

@@ -25,7 +25,6 @@ from counterfoil.training.trainer import Trainer
 from tests.conftest import thinned
 from tests.models.test_models import (
     FEATURE_MODELS,
-    ONE_OF_EACH,
     SCORES_ALONE,
     batch_of,
     make,
@@ -83,7 +82,7 @@ def wide(batch: PairBatch) -> PairBatch:
     return replace(batch, images=images)
 
 
-@pytest.mark.parametrize("name", thinned(FEATURE_MODELS, *ONE_OF_EACH))
+@pytest.mark.parametrize("name", thinned(FEATURE_MODELS, "vse-infty", "naaf", "uniter-small"))
 def test_every_model_has_the_gradients_of_the_whole_batch(name, concepts, tiny_bert) -> None:
     # GSMN cuts a vector into 16 blocks: of one number each, cosines are ±1 and have no slope
     model = make(name, concepts, tiny_bert, embed_size=48).eval()
@@ -93,7 +92,7 @@ def test_every_model_has_the_gradients_of_the_whole_batch(name, concepts, tiny_b
     assert_same(gradients(model, batch), gradients(model, batch, chunk=3), 1e-10)
 
 
-@pytest.mark.parametrize("objective", SCORES_ALONE)
+@pytest.mark.parametrize("objective", thinned(SCORES_ALONE, "hardest", "infonce", "selhn"))
 def test_every_objective_of_scores_has_them(objective, concepts, tiny_bert) -> None:
     model = make("naaf", concepts, tiny_bert).eval().double()
     batch = wide(batch_of(model, concepts, PAIRS))
@@ -110,6 +109,7 @@ def test_an_objective_that_scores_pairs_of_its_own_has_them(concepts, tiny_bert)
 
 @settings(max_examples=8)
 @given(pairs=st.integers(2, 9), chunk=st.integers(1, 10), ensemble_size=st.integers(1, 2))
+@pytest.mark.slow
 def test_any_size_of_chunk_gives_the_same_gradients(pairs, chunk, ensemble_size, concepts) -> None:
     model = make("scan", concepts, None, ensemble_size=ensemble_size).eval().double()
     batch = wide(batch_of(model, concepts, pairs))
@@ -188,7 +188,7 @@ def test_an_encoder_that_normalizes_over_its_batch_is_not_cut(concepts) -> None:
         assert torch.equal(value, after[name]), name
 
 
-@pytest.mark.parametrize("name", thinned(FEATURE_MODELS, *ONE_OF_EACH))
+@pytest.mark.parametrize("name", thinned(FEATURE_MODELS, "vse-infty", "hrem"))
 def test_encoding_leaves_no_trace_but_in_batch_statistics(name, concepts, tiny_bert) -> None:
     """Else a chunk, which is encoded twice, would leave it twice."""
     model = make(name, concepts, tiny_bert).train()
@@ -225,6 +225,7 @@ def test_a_run_says_how_many_negatives_an_anchor_sees(concepts, tmp_path) -> Non
     assert "batches of 32 pairs, encoded 8 at a time" in about[0]
 
 
+@pytest.mark.slow
 def test_a_run_with_chunks_learns_what_a_run_without_learns(concepts, tmp_path) -> None:
     whole = run(concepts, tmp_path / "whole", accumulate=2)
     cut = run(concepts, tmp_path / "cut", accumulate=2, chunk_size=5)

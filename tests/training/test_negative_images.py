@@ -88,6 +88,7 @@ def scenes(cache):
     return read_data(build_config({"data": SCENES}), cache, Silent())
 
 
+@pytest.mark.slow
 def test_false_scenes_are_drawn_once_with_the_features_of_the_run(scenes, cache) -> None:
     train = scenes.train
     config = build_config({"data": SCENES, "model": {"name": "vse-fc"}})
@@ -132,6 +133,7 @@ def test_a_run_on_scenes_learns_from_drawn_images(scenes, cache, tmp_path) -> No
     assert b'"triplet-clip/images"' in metrics(tmp_path)
 
 
+@pytest.mark.slow
 def test_a_run_with_retrieved_images_resumes_to_the_same_bytes(concepts, tmp_path) -> None:
     few = some_of(concepts)
     settings = run_config("vse-fc", {"triplet-clip": {"count": 2}})

@@ -174,7 +174,8 @@ def test_a_run_warned_all_the_time_does_not_fill_the_page(evaluated, tmp_path) -
 
 
 def test_a_long_run_does_not_make_a_heavy_page(evaluated, tmp_path) -> None:
-    page = page_of(tmp_path, [step(n) for n in range(1, 5000)], evaluated)
+    with all_charts():
+        page = page_of(tmp_path, [step(n) for n in range(1, 5000)], evaluated)
     charts = re.findall(r"data:image/svg\+xml;base64,([^\"]*)", page)
     assert charts
     for chart in map(base64.b64decode, charts):

@@ -309,6 +309,7 @@ def test_a_new_best_checkpoint_takes_away_what_was_measured_of_the_one_before(
     assert not any(path.exists() for path in measured)
 
 
+@pytest.mark.slow
 def test_training_a_loaded_model_further_does_not_keep_its_yardstick(concepts, tmp_path) -> None:
     model = make("vse-fc", concepts)
     model.yardstick = measure_yardstick(model, concepts["dev"])
@@ -317,6 +318,7 @@ def test_training_a_loaded_model_further_does_not_keep_its_yardstick(concepts, t
     assert load_model(tmp_path / "run", "cpu").yardstick is None
 
 
+@pytest.mark.slow
 def test_a_run_with_all_that_it_measures_can_be_deleted(concepts, tmp_path) -> None:
     model = make("vse-fc", concepts)
     train(model, concepts, folder=tmp_path / "run", epochs=1, batch_size=32)

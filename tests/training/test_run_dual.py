@@ -105,6 +105,7 @@ def test_a_dual_encoder_learns_from_photos(kind, objective, place, tmp_path) -> 
     assert cf.evaluate(trained, split).rsum > 1.8 * cf.evaluate(new, split).rsum
 
 
+@pytest.mark.slow
 def test_workers_and_augmentation_read_the_same_batches(place, tmp_path) -> None:
     results = []
     for workers in (0, 1):
@@ -117,6 +118,7 @@ def test_workers_and_augmentation_read_the_same_batches(place, tmp_path) -> None
     assert losses(tmp_path / "plain") != results[0]
 
 
+@pytest.mark.slow
 def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(place, tmp_path) -> None:
     parts = {"image": {"freeze": 1, "layer_decay": 0.8, "checkpointing": True}}
     config = config_of(place, data={"random_crop": 0.5}, **parts)
@@ -142,6 +144,7 @@ def test_frozen_layers_leave_a_run_as_they_came(place, tmp_path) -> None:
     assert torch.equal(text.projection.weight, was.text_projection.weight)
 
 
+@pytest.mark.slow
 def test_half_precision_trains(place, tmp_path) -> None:
     config = config_of(place, train={"epochs": 1, "precision": "bf16"})
     train(config, tmp_path / "run", place)
@@ -154,6 +157,7 @@ def test_a_finished_run_is_evaluated_without_its_source(trained, place) -> None:
     assert again["rsum"] == pytest.approx(kept["rsum"])
 
 
+@pytest.mark.slow
 def test_a_finished_run_explains_a_photo_with_its_patches(trained, place, tmp_path) -> None:
     photo = place / "photos" / "test-0.png"
     out = json.loads(
@@ -164,6 +168,7 @@ def test_a_finished_run_explains_a_photo_with_its_patches(trained, place, tmp_pa
     assert (tmp_path / "e.png").stat().st_size > 0
 
 
+@pytest.mark.slow
 def test_photos_are_indexed_and_searched_directly(trained, place, tmp_path) -> None:
     index = tmp_path / "index"
     command("index", trained, place / "captions.jsonl", "--out", index, "--cache", place / "cache")
@@ -211,6 +216,7 @@ def test_the_recipes_are_whole(name) -> None:
     assert resolve_paths(config).model.image["pretrained"].count("/") == 1
 
 
+@pytest.mark.slow
 def test_python_says_the_same(place, tmp_path) -> None:
     pairs = cf.load_pairs(
         place / "captions.jsonl", extractor=f"pixels:{place / 'clip'}", cache_dir=tmp_path

@@ -102,6 +102,7 @@ def test_a_second_training_does_not_destroy_the_run_of_the_first(training, data)
     assert not (folder / LOCK).exists()
 
 
+@pytest.mark.slow
 def test_a_training_that_is_terminated_saves_and_exits_with_143(training) -> None:
     process, folder = training
     workers = children(process.pid)

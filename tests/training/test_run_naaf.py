@@ -104,6 +104,7 @@ def test_each_epoch_of_a_run_keeps_a_histogram_of_matched_and_mismatched_samples
     assert {"similarities-t2i", "similarities-i2t"} <= set(plots_of(records, "dev"))
 
 
+@pytest.mark.slow
 def test_a_run_cut_off_within_an_epoch_keeps_the_histogram_it_had(concepts, tmp_path) -> None:
     tree = {
         "model": {

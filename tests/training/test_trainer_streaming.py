@@ -90,6 +90,7 @@ def test_an_interrupted_stream_resumes_to_the_same_bytes(
     assert weights(tmp_path / "cut") == weights(whole)
 
 
+@pytest.mark.slow
 def test_an_outage_saves_the_run_which_then_resumes_to_the_same_bytes(
     server, pairs, tmp_path, whole
 ) -> None:

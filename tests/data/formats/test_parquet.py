@@ -37,6 +37,7 @@ def write(path: Path, columns: dict[str, object], **options: object) -> Path:
 @pytest.mark.parametrize(
     "encoding", thinned(["dictionary", "difference", "dictionary in lists"], "dictionary")
 )
+@pytest.mark.slow
 def test_a_text_stored_once_for_many_rows_does_not_fill_the_memory(encoding, tmp_path) -> None:
     text, rows = "x" * 2**18, 3000
     captions = pyarrow.DictionaryArray.from_arrays(

@@ -69,6 +69,7 @@ def test_half_and_single_precision_are_read_as_single(tmp_path, dtype):
     assert fragments.read(0).features.dtype == np.float32
 
 
+@pytest.mark.slow
 def test_opening_five_gigabytes_reads_almost_nothing(tmp_path):
     write_scan(tmp_path, "train", 2)
     shape = (20_000, 32, 2048)

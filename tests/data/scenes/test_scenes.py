@@ -180,6 +180,7 @@ def _bytes(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in sorted(data.iterdir())}
 
 
+@pytest.mark.slow
 def test_the_number_of_workers_does_not_change_a_byte(folder: Path, tmp_path: Path) -> None:
     load_scenes(tmp_path, images=(60, 5, 5), workers=1)
     assert _bytes(tmp_path) == _bytes(folder)

@@ -197,10 +197,10 @@ def test_a_kind_is_judged_by_pairs_with_that_error_only(scenes) -> None:
     ("name", "options"),
     [
         ("naaf", {}),
-        ("scan-t2i", {}),
+        pytest.param("scan-t2i", {}, marks=pytest.mark.slow),
         ("scan-t2i", {"aggregation": "mean"}),
-        ("gsmn-sparse", {}),
-        ("sgraf", {}),
+        pytest.param("gsmn-sparse", {}, marks=pytest.mark.slow),
+        pytest.param("sgraf", {}, marks=pytest.mark.slow),
         ("vse-fc", {}),
     ],
     ids=str,
@@ -268,9 +268,10 @@ def test_a_comparison_has_a_row_per_run(scenes) -> None:
     assert Comparison.from_json(table.to_json()).to_json() == table.to_json()
 
 
-def test_the_chosen_method_ranks_wrong_words_best(scenes) -> None:
+def test_the_chosen_method_ranks_wrong_words_best(scenes, monkeypatch) -> None:
+    monkeypatch.setattr("counterfoil.evaluation.words.evaluate.CHOICE_CAPTIONS", 40)
     model = make("naaf", scenes, 0)
-    made = make_foils(scenes.test, 1, None, 0)
+    made = make_foils(scenes.test, 1, 40, 0)
     auc = {}
     for method in ("parts", "leave-one-out", "mask", "gradient"):
         scores = measure_words(model, scenes.test, made.cases, method=method)

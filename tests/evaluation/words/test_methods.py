@@ -40,6 +40,7 @@ def table(scenes) -> MethodTable:  # noqa: F811
     )
 
 
+@pytest.mark.slow
 def test_the_table_has_every_method_and_the_blind_ones(table) -> None:
     names = [(one.model, one.method) for one in table.results]
     assert names[:3] == [

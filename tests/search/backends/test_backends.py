@@ -223,6 +223,7 @@ def test_a_backend_that_is_not_installed_says_how_to_install_it(
 
 
 @needs_faiss
+@pytest.mark.slow
 def test_faiss_finds_nearly_all_without_looking_at_all(tmp_path) -> None:
     rng = np.random.default_rng(0)
     centers = rng.normal(size=(40, 32))
