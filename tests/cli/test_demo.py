@@ -53,7 +53,7 @@ def same_demo(folder: Path, cache: Path) -> Demo:
 
 @pytest.mark.parametrize(
     ("scenes", "train_scenes", "epochs", "quick"),
-    [(500, 800, 3, True), (500, 800, 4, False), (500, 900, 3, False), (9000, 800, 1, False)],
+    [(500, 600, 3, True), (500, 600, 4, False), (500, 700, 3, False), (9000, 600, 1, False)],
 )
 def test_a_time_is_stated_only_for_the_numbers_it_was_measured_with(
     scenes, train_scenes, epochs, quick, tmp_path

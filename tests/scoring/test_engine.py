@@ -16,7 +16,12 @@ from counterfoil.encoders import Encoded
 from counterfoil.kernels.spec import WORDS
 from counterfoil.matchers import matchers
 from counterfoil.scoring import plan as score_plan
-from counterfoil.scoring.engine import score_matrix, score_on_device
+from counterfoil.scoring.engine import (
+    _threads_for,
+    score_matrix,
+    score_on_device,
+    scored_tiles,
+)
 from counterfoil.scoring.plan import extents, plan_for_kernels, plan_scores
 
 DIM = 8
@@ -155,3 +160,42 @@ def test_padding_begins_after_the_last_real_fragment() -> None:
     mask = torch.tensor([[True, False, True, False], [False] * 4, [True] * 4])
     assert extents(Encoded(None, mask)).tolist() == [3, 0, 4]
     assert extents(Encoded(None, mask[:, :0])).tolist() == [0, 0, 0]
+
+
+def test_threads_score_the_same_tiles_in_the_same_order() -> None:
+    matcher = matchers["naaf"](DIM).eval()
+    images, texts = side([5] * 9, 0), side([6] * 30, 1)
+    plan = plan_scores(images, texts, cells=200)
+    assert len(plan.tiles) > 4
+    threads = torch.get_num_threads()
+    torch.set_num_threads(4)
+    try:
+        assert _threads_for(plan, torch.device("cpu")) == 4
+        by_threads = list(scored_tiles(matcher, images, texts, plan))
+        assert torch.get_num_threads() == 4
+        with torch.autocast("cpu", torch.bfloat16):
+            assert _threads_for(plan, torch.device("cpu")) == 1
+        torch.set_num_threads(1)
+        alone = list(scored_tiles(matcher, images, texts, plan))
+    finally:
+        torch.set_num_threads(threads)
+    assert [tile for tile, _ in by_threads] == [tile for tile, _ in alone] == plan.tiles
+    for (_, ours), (_, theirs) in zip(by_threads, alone, strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def test_an_error_in_a_thread_is_raised_and_leaves_the_threads_as_they_were() -> None:
+    class Broken(torch.nn.Module):
+        def score_block(self, images, texts, job):
+            raise ValueError("broken")
+
+    images, texts = side([5] * 9, 0), side([6] * 30, 1)
+    plan = plan_scores(images, texts, cells=200)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        with pytest.raises(ValueError, match="broken"):
+            list(scored_tiles(Broken(), images, texts, plan))
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(threads)

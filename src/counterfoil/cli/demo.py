@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 DEMO_FOLDER = Path("runs/demo")
 MATCHER, CORRECTOR = "scenes-naaf", "scenes-corrector"
-TRAIN_SCENES, DEV_SCENES, TEST_SCENES, EPOCHS = 800, 100, 500, 3
+TRAIN_SCENES, DEV_SCENES, TEST_SCENES, EPOCHS = 600, 100, 500, 3
 HOST = "127.0.0.1"
 
 SMALL_MODEL: dict[str, Any] = {
@@ -337,7 +337,7 @@ def _training_line(demo: Demo) -> str:
     passes = "1 epoch" if epochs == 1 else f"{epochs:,} epochs"
     # the time was measured with the default numbers
     quick = scenes <= TRAIN_SCENES and tested <= TEST_SCENES and epochs <= EPOCHS
-    time = ": about 2 minutes on two cores" if quick else ""
+    time = ": less than 2 minutes on two cores" if quick else ""
     return f"a small NAAF trains from nothing on {scenes:,} scenes, {passes}{time}"
 
 

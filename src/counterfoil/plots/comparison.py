@@ -267,7 +267,7 @@ def trade_off_chart(points: Sequence[TradeOff], title: str = "") -> Figure:
 
 
 def _trade_off_line(axes: Axes, start: TradeOff, line: Sequence[TradeOff], index: int) -> None:
-    style = {"color": color(index), "marker": MARKERS[index // len(COLORS) % len(MARKERS)]}
+    marker = MARKERS[index // len(COLORS) % len(MARKERS)]
     for number, point in enumerate(line):
         axes.errorbar(
             point.retrieval,
@@ -277,7 +277,8 @@ def _trade_off_line(axes: Axes, start: TradeOff, line: Sequence[TradeOff], index
             linestyle="none",
             capsize=2,
             label=short(point.name) if not number else None,
-            **style,
+            color=color(index),
+            marker=marker,
         )
     if len(line) > 1:
         path = [start, *line]

@@ -1,12 +1,15 @@
 """Score every image with every text, tile by tile.
 
 A plan splits the pairs into tiles with little padding. On a GPU, a tile is copied to the host while
-the next one is scored. Callers keep the whole matrix, or only the best of each row and column.
+the next one is scored; on a CPU, threads score tiles side by side. Callers keep the whole matrix, or
+only the best of each row and column.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 
 import torch
@@ -24,6 +27,7 @@ from counterfoil.matchers.ensemble import EnsembleMatcher
 from counterfoil.matchers.fragment_matcher import CrossAttentionMatcher
 from counterfoil.models.model import Model
 from counterfoil.scoring.plan import (
+    BYTES_PER_CELL,
     FREE_SHARE,
     ScorePlan,
     ScoreTile,
@@ -45,18 +49,56 @@ def scored_tiles(
     plan: ScorePlan,
 ) -> Iterator[tuple[ScoreTile, Tensor]]:
     """All tiles, each with its float32 scores on the matcher's device."""
-    rows, block_images = None, images
     images, texts = for_kernels(matcher, images), for_kernels(matcher, texts)
     job = ScoringJob(len(images) * int(texts.mask.sum()) * images.mask.shape[1])
     ends = extents(texts)
+
+    def score(tile: ScoreTile) -> Tensor:
+        with torch.inference_mode():  # also in a thread, which does not inherit it
+            columns = plan.columns(tile)
+            block_images = _trimmed(images[tile.rows])
+            block_texts = _trimmed(texts, ends[columns])[columns]  # trimmed first, to copy less
+            return matcher.score_block(block_images, block_texts, job).float()
+
+    workers = _threads_for(plan, images.mask.device)
+    if workers > 1:
+        yield from _in_threads(score, plan.tiles, workers)
+        return
     for tile in plan.tiles:
-        if tile.rows != rows:
-            rows, block_images = tile.rows, _trimmed(images[tile.rows])
-        columns = plan.columns(tile)
-        block_texts = _trimmed(texts, ends[columns])[columns]  # trimmed first, to copy less
-        with torch.inference_mode():
-            scores = matcher.score_block(block_images, block_texts, job).float()
-        yield tile, scores
+        yield tile, score(tile)
+
+
+def _threads_for(plan: ScorePlan, device: torch.device) -> int:
+    """Number of tiles to score at once: with whole tiles, cores wait less for each other.
+
+    One on a GPU, and under autocast, which threads do not inherit.
+    """
+    if device.type != "cpu" or torch.is_autocast_enabled("cpu"):
+        return 1
+    in_memory = int(free_memory(device) * FREE_SHARE) // (BYTES_PER_CELL * plan.cells)
+    return min(torch.get_num_threads(), len(plan.tiles), in_memory)
+
+
+def _in_threads(
+    score: Callable[[ScoreTile], Tensor], tiles: Sequence[ScoreTile], workers: int
+) -> Iterator[tuple[ScoreTile, Tensor]]:
+    """The tiles in order, with scores by ``workers`` threads that share the cores."""
+    threads, waiting = torch.get_num_threads(), deque[tuple[ScoreTile, Future[Tensor]]]()
+    share = (max(1, threads // workers),)
+    with ThreadPoolExecutor(workers, "scoring", torch.set_num_threads, share) as pool:
+        try:
+            for tile in tiles:
+                waiting.append((tile, pool.submit(score, tile)))
+                if len(waiting) > workers:
+                    done, scores = waiting.popleft()
+                    yield done, scores.result()
+            while waiting:
+                done, scores = waiting.popleft()
+                yield done, scores.result()
+        finally:
+            for _, scores in waiting:
+                scores.cancel()
+            torch.set_num_threads(threads)
 
 
 def for_kernels(matcher: Matcher, encoded: Encoded) -> Encoded:
