@@ -1,8 +1,8 @@
 """Score every image with every text, tile by tile.
 
 A plan splits the pairs into tiles with little padding. On a GPU, a tile is copied to the host while
-the next one is scored; on a CPU, threads score tiles side by side. Callers keep the whole matrix, or
-only the best of each row and column.
+the next one is scored; on a CPU, threads score tiles side by side. Callers keep the whole matrix,
+or only the best of each row and column.
 """
 
 from __future__ import annotations
