@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from counterfoil.reproduce.plots import charts_of, write_charts
+from counterfoil.reproduce.present import to_markdown
 from counterfoil.reproduce.results import Measure, Reproduction, RowResult, SeedResult, ShownMeasure
 
 
@@ -73,3 +74,11 @@ def test_a_trade_off_is_drawn_beside_the_panels() -> None:
     assert [list(end) for end in segments[0]] == [[515.5, 73.5], [515.5, 73.5]]
     assert len(charts_of(given.model_copy(update={"rows": rows[1:]}))) == 1
     assert len(charts_of(given.model_copy(update={"trade_off": []}))) == 1
+
+
+def test_numbers_over_fewer_seeds_than_their_row_are_noted() -> None:
+    assert "of 3 seeds" not in to_markdown(table())
+    two = Measure(mean=61.0, std=1.0, seeds=2)
+    first = table().rows[0]
+    row = first.model_copy(update={"numbers": first.numbers | {"AUC": two}})
+    assert "- UNITER: over 2 of 3 seeds: AUC." in to_markdown(table(rows=[row]))

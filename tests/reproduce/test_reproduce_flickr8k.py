@@ -30,13 +30,13 @@ def tables() -> list[Table]:
 
 
 def configs() -> dict[str, object]:
-    """Of every run of the tables, without what only this plan has."""
+    """Of every run of the tables, without what only this plan has; of several rates, the first."""
     result = {}
     for artifact in tables():
         plan = make_plan(artifact, Settings("lite2-36", "f30k", seeds=1), Path("out"))
         for run in plan.in_order():
             if run.config.seed == 0:
-                result[run.name.replace("+", "p")] = run.config
+                result.setdefault(run.name.partition("=")[0].replace("+", "p"), run.config)
     return result
 
 

@@ -49,6 +49,21 @@ ROW = {"label": ["a"], "run": "all"}
             {"vary": {"column": "Rate", "key": "seed", "values": [1, 2]}, "rows": [{"run": "all"}]},
             "vary: needs columns, runs, and rows with labels",
         ),
+        (
+            {"vary": {"column": "Rate", "key": "seed", "values": [1234567, 1234568]}},
+            r"two values are written 1.23457e\+06",
+        ),
+        (
+            {"vary": {"column": "Rate", "key": "seed", "values": [1, 2], "fixed": ["al"]}},
+            "unknown run 'al'; did you mean 'all'",
+        ),
+        (
+            {
+                "vary": {"column": "Rate", "key": "seed", "values": [1, 2]},
+                "rows": [{"label": ["a"], "ensemble": ["all", "hard"]}],
+            },
+            "rows of ensembles are not repeated",
+        ),
         ({"runs": {"all": {"commn": {}}, "hard": {}}}, r"unknown key 'runs.all.commn'"),
     ],
 )

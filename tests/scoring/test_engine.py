@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -27,11 +30,11 @@ from counterfoil.scoring.plan import extents, plan_for_kernels, plan_scores
 DIM = 8
 
 
-def side(lengths: list[int], seed: int, spread: bool = False) -> Encoded:
+def side(lengths: list[int], seed: int, spread: bool = False, dim: int = DIM) -> Encoded:
     """Unit fragments; ``spread`` lets the real ones stand anywhere."""
     generator = torch.Generator().manual_seed(seed)
     longest = max(1, *lengths) + 2
-    x = F.normalize(torch.randn(len(lengths), longest, DIM, generator=generator), dim=-1)
+    x = F.normalize(torch.randn(len(lengths), longest, dim, generator=generator), dim=-1)
     mask = torch.arange(longest) < torch.tensor(lengths)[:, None]
     if spread:
         mask = mask[:, torch.randperm(longest, generator=generator)]
@@ -162,26 +165,51 @@ def test_padding_begins_after_the_last_real_fragment() -> None:
     assert extents(Encoded(None, mask[:, :0])).tolist() == [0, 0, 0]
 
 
-def test_threads_score_the_same_tiles_in_the_same_order() -> None:
-    matcher = matchers["naaf"](DIM).eval()
-    images, texts = side([5] * 9, 0), side([6] * 30, 1)
-    plan = plan_scores(images, texts, cells=200)
-    assert len(plan.tiles) > 4
-    threads = torch.get_num_threads()
-    torch.set_num_threads(4)
+def threads_of_a_new_thread() -> int:
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(torch.get_num_threads).result()
+
+
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
     try:
-        assert _threads_for(plan, torch.device("cpu")) == 4
-        by_threads = list(scored_tiles(matcher, images, texts, plan))
-        assert torch.get_num_threads() == 4
-        with torch.autocast("cpu", torch.bfloat16):
-            assert _threads_for(plan, torch.device("cpu")) == 1
-        torch.set_num_threads(1)
-        alone = list(scored_tiles(matcher, images, texts, plan))
+        yield
     finally:
-        torch.set_num_threads(threads)
-    assert [tile for tile, _ in by_threads] == [tile for tile, _ in alone] == plan.tiles
-    for (_, ours), (_, theirs) in zip(by_threads, alone, strict=True):
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("name", ["naaf", "scan-t2i", "bfan", "chan", "cosine", "imram", "saf"])
+def test_threads_score_the_same_bits_in_the_same_order(name) -> None:
+    torch.manual_seed(0)
+    matcher = matchers[name](64).eval()
+    images, texts = side([36] * 40, 0, dim=64), side([12] * 60, 1, dim=64)
+    plan = plan_scores(images, texts, cells=100_000)
+    assert len(plan.tiles) >= 8
+    with threads(4):
+        assert _threads_for(plan, torch.device("cpu")) == 4
+        side_by_side = list(scored_tiles(matcher, images, texts, plan))
+        assert torch.get_num_threads() == threads_of_a_new_thread() == 4
+        with ThreadPoolExecutor(1) as pool:  # not in the main thread: one after the other
+            assert pool.submit(_threads_for, plan, torch.device("cpu")).result() == 1
+            work = pool.submit(lambda: list(scored_tiles(matcher, images, texts, plan)))
+            alone = work.result()
+    assert [tile for tile, _ in side_by_side] == [tile for tile, _ in alone] == plan.tiles
+    for (_, ours), (_, theirs) in zip(side_by_side, alone, strict=True):
         assert torch.equal(ours, theirs)
+
+
+def test_few_tiles_and_autocast_are_scored_one_after_the_other() -> None:
+    images, texts = side([5] * 9, 0), side([6] * 30, 1)
+    with threads(4):
+        few = plan_scores(images, texts, cells=2000)
+        assert 1 < len(few.tiles) < 8
+        assert _threads_for(few, torch.device("cpu")) == 1
+        with torch.autocast("cpu", torch.bfloat16):
+            many = plan_scores(images, texts, cells=60)
+            assert _threads_for(many, torch.device("cpu")) == 1
+        assert _threads_for(many, torch.device("cpu")) == 4
 
 
 def test_an_error_in_a_thread_is_raised_and_leaves_the_threads_as_they_were() -> None:
@@ -190,12 +218,12 @@ def test_an_error_in_a_thread_is_raised_and_leaves_the_threads_as_they_were() ->
             raise ValueError("broken")
 
     images, texts = side([5] * 9, 0), side([6] * 30, 1)
-    plan = plan_scores(images, texts, cells=200)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(2)
-    try:
+    plan = plan_scores(images, texts, cells=60)
+    with threads(2):
         with pytest.raises(ValueError, match="broken"):
             list(scored_tiles(Broken(), images, texts, plan))
-        assert torch.get_num_threads() == 2
-    finally:
-        torch.set_num_threads(threads)
+        assert torch.get_num_threads() == threads_of_a_new_thread() == 2
+        tiles = scored_tiles(matchers["naaf"](DIM).eval(), images, texts, plan)
+        next(tiles)
+        tiles.close()  # nobody wants the rest
+        assert torch.get_num_threads() == threads_of_a_new_thread() == 2

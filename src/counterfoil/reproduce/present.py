@@ -255,8 +255,22 @@ def _notes(result: Reproduction) -> list[str]:
             # rows may have different numbers of seeds
             total = max(measure.seeds for measure in row.numbers.values()) + row.missing
             notes.append(f"{row.name}: {row.missing} of {total} seeds not finished.")
+        notes += _fewer_seeds(row)
         notes += [f"{row.name}: failed: {error}" for error in dict.fromkeys(row.errors)]
     return [_safe(note) for note in notes]
+
+
+def _fewer_seeds(row: RowResult) -> list[str]:
+    """A note if some numbers of a row are over fewer seeds than the others."""
+    most = max((measure.seeds for measure in row.numbers.values()), default=0)
+    fewer: dict[int, list[str]] = {}
+    for title, measure in row.numbers.items():
+        if measure.seeds < most:
+            fewer.setdefault(measure.seeds, []).append(title)
+    return [
+        f"{row.name}: over {seeds} of {most} seeds: {'; '.join(titles)}."
+        for seeds, titles in sorted(fewer.items())
+    ]
 
 
 def _published(row: RowResult) -> set[str]:

@@ -133,11 +133,23 @@ class Vary(Section):
     values: list[int | float] = Field(min_length=2)
     fixed: list[str] = Field(default_factory=list, description="runs that are trained once")
 
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        written = [f"{value:g}" for value in self.values]
+        if len(set(written)) < len(written):
+            raise ValueError(f"vary: two values are written {max(written, key=written.count)}")
+        return self
+
     def expand(self, tree: Mapping[str, Any]) -> dict[str, Any]:
-        """The tree with a row and a run per value; rows without a run are not repeated."""
+        """The tree with a row and a run per value; quoted rows are not repeated."""
         rows, runs = [], dict(tree["runs"])
+        for run in self.fixed:
+            if run not in runs:
+                raise ValueError(f"vary: fixed: unknown run '{run}'{nearest(run, runs)}")
         for row in tree["rows"]:
             run = row.get("run")
+            if row.get("ensemble"):
+                raise ValueError("vary: rows of ensembles are not repeated; leave them out")
             if run is None or run in self.fixed:
                 rows.append({**row, "label": [*row["label"], "–"]})
                 continue

@@ -7,6 +7,7 @@ or only the best of each row and column.
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -37,6 +38,9 @@ from counterfoil.scoring.plan import (
 )
 
 LABEL = "scoring"
+
+MAX_SCORING_THREADS = 8
+"""Each has a tile in memory."""
 
 MAX_HALF_NORM = 255.0
 """Largest norm of fragments in float16; inner products of longer ones may overflow."""
@@ -71,12 +75,17 @@ def scored_tiles(
 def _threads_for(plan: ScorePlan, device: torch.device) -> int:
     """Number of tiles to score at once: with whole tiles, cores wait less for each other.
 
-    One on a GPU, and under autocast, which threads do not inherit.
+    One on a GPU; under autocast, which threads do not inherit; for few tiles, which would leave
+    cores idle; and outside of the main thread, because PyTorch's number of threads is one for the
+    process: threads of a service that begin meanwhile would keep the number of these.
     """
     if device.type != "cpu" or torch.is_autocast_enabled("cpu"):
         return 1
+    if threading.current_thread() is not threading.main_thread():
+        return 1
     in_memory = int(free_memory(device) * FREE_SHARE) // (BYTES_PER_CELL * plan.cells)
-    return min(torch.get_num_threads(), len(plan.tiles), in_memory)
+    workers = min(torch.get_num_threads(), MAX_SCORING_THREADS, in_memory)
+    return workers if len(plan.tiles) >= 2 * workers else 1
 
 
 def _in_threads(
@@ -85,20 +94,22 @@ def _in_threads(
     """The tiles in order, with scores by ``workers`` threads that share the cores."""
     threads, waiting = torch.get_num_threads(), deque[tuple[ScoreTile, Future[Tensor]]]()
     share = (max(1, threads // workers),)
-    with ThreadPoolExecutor(workers, "scoring", torch.set_num_threads, share) as pool:
-        try:
-            for tile in tiles:
-                waiting.append((tile, pool.submit(score, tile)))
-                if len(waiting) > workers:
+    try:
+        with ThreadPoolExecutor(workers, "scoring", torch.set_num_threads, share) as pool:
+            try:
+                for tile in tiles:
+                    waiting.append((tile, pool.submit(score, tile)))
+                    if len(waiting) > workers:
+                        done, scores = waiting.popleft()
+                        yield done, scores.result()
+                while waiting:
                     done, scores = waiting.popleft()
                     yield done, scores.result()
-            while waiting:
-                done, scores = waiting.popleft()
-                yield done, scores.result()
-        finally:
-            for _, scores in waiting:
-                scores.cancel()
-            torch.set_num_threads(threads)
+            finally:
+                for _, scores in waiting:
+                    scores.cancel()
+    finally:  # after the last thread has ended, which may set the number of the process
+        torch.set_num_threads(threads)
 
 
 def for_kernels(matcher: Matcher, encoded: Encoded) -> Encoded:

@@ -211,7 +211,6 @@ def _conclude(
         captions=scored.captions(judged),
     )
     gallery = example_searches(scored, seed=config.seed)
-    write_atomically(folder / "results.json", report.to_json())
     notes = [
         f"Best dev RSUM {result.best_rsum:.1f} at epoch {result.best_epoch}; "
         f"{result.steps} updates in {result.seconds:.0f} s."
@@ -228,6 +227,8 @@ def _conclude(
     if twins := report.warning():
         notes.append(f"{twins[0].upper()}{twins[1:]}.")
     sections = forgetting_section(config, folder, best, judged, progress, cache)
+    # A run with results counts as finished: whatever else tables read is written before.
+    write_atomically(folder / "results.json", report.to_json())
     page = write_report(folder, config, report, judged, gallery, notes, sections)
     shared = shared_ids(config, pairs)
     result = replace(result, folder=folder)

@@ -39,9 +39,9 @@ class FoilReport(Report):
 
     ``accuracy`` is the share of foils that score below their caption, ``harder`` the share above,
     ``gap`` the mean difference of the scores. ``false_accuracy`` counts only foils that are
-    certainly false of their image. ``other_image`` is the accuracy with another image, which
-    neither describes: about 50 if the model compares sentences with the image, more if it prefers
-    sentences like the captions whatever the image shows.
+    certainly false of their image. ``other_image`` is the accuracy with the image of another
+    pair. Compare it with that of the model before training with foils: a rise is a preference for
+    sentences like the captions, whatever the image shows.
 
     Words of foils (TAGS-DC §4.4): ``wod_auc`` and ``wod_accuracy`` of detecting replaced words,
     ``wod_found`` their recall at a threshold of 0.5, ``woc_accuracy`` the share corrected.
@@ -143,7 +143,7 @@ class FoilReport(Report):
         """What is needed to compare the numbers, in one sentence."""
         parts = ["a tie counts against the model"]
         if self.other_image is not None:
-            parts.append("with another image, about 50 is right: more needs no image")
+            parts.append("what rises with another image, too, needs no look at the image")
         if self.true_negatives is not None:
             parts.append(f"true negatives of {self.checked} foils, {self.unsure} more are unsure")
         if self.word_pairs:

@@ -35,8 +35,8 @@ class Block:
 class FoilScores:
     """Scores [n] of the captions of ``pairs`` and of their foils, for all readable images.
 
-    ``elsewhere`` is the score of the caption minus that of the foil with another image, which
-    neither describes; NaN without one.
+    ``elsewhere`` is the score of the caption minus that of the foil with the image of another
+    pair; NaN without one.
     """
 
     pairs: list[FoilPair]
@@ -71,8 +71,8 @@ class FoilScores:
     def other_image(self) -> float | None:
         """Share of foils that score below their caption with another image, a tie as a half.
 
-        A model that compares sentences with the image has about a half. More is a preference for
-        sentences like the captions, whatever the image shows.
+        What training with foils adds to it is a preference for sentences like the captions,
+        whatever the image shows.
         """
         known = self.elsewhere[~np.isnan(self.elsewhere)]
         return float(np.mean((np.sign(known) + 1) / 2)) if len(known) else None
