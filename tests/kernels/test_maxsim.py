@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -45,6 +47,15 @@ def naive(queries: Tensor, documents: Tensor, query_mask: Tensor, document_mask:
             row.append(score)
         rows.append(torch.stack(row))
     return torch.stack(rows)
+
+
+def gradients(score, sides: Sequence[Tensor], masks: Sequence[Tensor]) -> list[Tensor]:
+    """Gradients of both sides, if every pair has a weight of its own."""
+    leaves = [side.detach().clone().requires_grad_() for side in sides]
+    scores = score(*leaves, *masks)
+    weight = torch.randn(scores.shape, generator=torch.Generator().manual_seed(0))
+    (scores * weight.to(scores)).sum().backward()
+    return [leaf.grad for leaf in leaves]
 
 
 @pytest.fixture(params=WAYS)
@@ -97,8 +108,25 @@ def test_halves_are_summed_in_single_precision(way, dtype) -> None:
     expected = naive(queries.double(), documents.double(), *masks)
     result = cf.maxsim(queries, documents, *masks)
     assert result.dtype == torch.float32
-    rounding = torch.finfo(dtype).eps * float(expected.abs().max())
-    torch.testing.assert_close(result.double(), expected, atol=2 * rounding, rtol=0)
+    torch.testing.assert_close(result.double(), expected, atol=1e-5, rtol=1e-5)
+
+
+def test_products_beyond_the_range_of_half_precision_are_finite(way) -> None:
+    queries, documents = torch.full((2, 3, 16), 300.0).half(), torch.full((2, 4, 16), 300.0).half()
+    assert (cf.maxsim(queries, documents) == 3 * 16 * 300.0**2).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_gradients_of_halves_are_rounded_only_once(dtype) -> None:
+    queries, documents, *masks = random_sides(10, n=30, m=40, width=16)
+    sides = queries.to(dtype), documents.to(dtype)
+    expected = gradients(cf.maxsim, [side.double() for side in sides], masks)
+    for mine, theirs in zip(gradients(cf.maxsim, sides, masks), expected, strict=True):
+        assert mine.dtype == dtype
+        near_zero = torch.finfo(dtype).eps * 1e-2
+        torch.testing.assert_close(
+            mine.double(), theirs, atol=near_zero, rtol=torch.finfo(dtype).eps
+        )
 
 
 def test_padding_changes_nothing(way) -> None:
@@ -109,6 +137,63 @@ def test_padding_changes_nothing(way) -> None:
     for vectors, mask in zip((queries, documents), masks, strict=True):
         vectors[~mask] = 1e4
     assert torch.equal(cf.maxsim(queries, documents, *masks), result)
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_nan_and_infinity_in_padding_change_neither_scores_nor_gradients(way, value) -> None:
+    queries, documents, *masks = random_sides(3)
+    sides = [queries.float(), documents.float()]
+    scores, expected = cf.maxsim(*sides, *masks), gradients(cf.maxsim, sides, masks)
+    for vectors, mask in zip(sides, masks, strict=True):
+        vectors[~mask] = value
+    assert torch.equal(cf.maxsim(*sides, *masks), scores)
+    for mine, theirs in zip(gradients(cf.maxsim, sides, masks), expected, strict=True):
+        assert torch.equal(mine, theirs)
+
+
+def test_a_document_without_tokens_passes_no_gradient_on_even_if_it_is_nan() -> None:
+    queries, documents, *masks = random_sides(3)
+    queries.requires_grad_()
+    upstream = torch.ones(3, 5, dtype=torch.float64)
+    upstream[:, 2] = torch.nan
+    cf.maxsim(queries, documents, *masks).backward(upstream)
+    assert queries.grad.isfinite().all()
+
+
+def test_nan_in_a_real_vector_is_nan_in_the_scores_of_its_item(way) -> None:
+    for masked in (True, False):
+        queries, documents, masks = with_nan(masked)
+        scores = cf.maxsim(queries.float(), documents.float(), *masks)
+        expected = naive(queries, documents, *(masks or all_real(queries, documents)))
+        assert torch.equal(scores.isnan(), expected.isnan())
+        assert scores.isnan().sum() < scores.numel()
+        if way == "torch":  # Triton's interpreter has no position in NaN alone; test_maxsim_gpu has
+            leaf = documents.float().requires_grad_()
+            assert torch.equal(cf.maxsim(queries.float(), leaf, *masks).isnan(), expected.isnan())
+
+
+@pytest.mark.parametrize("masked", [True, False])
+def test_pairs_with_nan_are_known_without_their_products(masked) -> None:
+    queries, documents, masks = with_nan(masked)
+    query_mask, document_mask = masks or (None, None)
+    tokens = module._Tokens.of(queries, query_mask)
+    packed = queries.flatten(0, 1) if tokens.rows is None else queries.flatten(0, 1)[tokens.rows]
+    pairs = module._nan_pairs(packed, documents, document_mask, tokens)
+    expected = naive(queries, documents, *(masks or all_real(queries, documents)))
+    assert torch.equal(pairs, expected.isnan())
+
+
+def with_nan(masked: bool) -> tuple[Tensor, Tensor, list[Tensor]]:
+    """NaN in a real vector of the first query and document, and in padding of the others."""
+    queries, documents, *masks = random_sides(3)
+    queries[0, 0, 3] = documents[0, 0, 1] = torch.nan
+    if masked:  # the second query and the third document have no tokens
+        queries[1, 2, 0] = documents[2, 1, 0] = torch.nan
+    return queries, documents, masks if masked else []
+
+
+def all_real(*sides: Tensor) -> list[Tensor]:
+    return [torch.ones(side.shape[:2], dtype=torch.bool) for side in sides]
 
 
 def test_empty_items_score_zero_and_get_no_gradient(way) -> None:
@@ -138,17 +223,12 @@ def test_no_tokens_score_zero() -> None:
 
 
 def test_gradients_are_those_of_a_loop(way) -> None:
-    queries, documents, *masks = random_sides(5, m=4)
-    weight = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
-
-    def gradients(score, dtype: torch.dtype) -> list[Tensor]:
-        leaves = [x.detach().to(dtype).requires_grad_() for x in (queries, documents)]
-        (score(*leaves, *masks) * weight.to(dtype)).sum().backward()
-        return [leaf.grad.double() for leaf in leaves]
-
-    expected = gradients(naive, torch.float64)
-    for mine, theirs in zip(gradients(cf.maxsim, torch.float32), expected, strict=True):
-        torch.testing.assert_close(mine, theirs, atol=1e-5, rtol=1e-5)
+    *sides, query_mask, document_mask = random_sides(5, m=4)
+    masks = [query_mask, document_mask]
+    expected = gradients(naive, sides, masks)
+    result = gradients(cf.maxsim, [side.float() for side in sides], masks)
+    for mine, theirs in zip(result, expected, strict=True):
+        torch.testing.assert_close(mine.double(), theirs, atol=1e-5, rtol=1e-5)
 
 
 def test_gradients_agree_with_finite_differences() -> None:
@@ -173,20 +253,35 @@ def test_of_equal_maxima_the_first_gets_the_gradient(way) -> None:
     assert documents.grad[0, :, 0].tolist() == [6.0, 0.0, 0.0, 0.0, 0.0, 0.0]
 
 
-def test_blocks_of_documents_give_the_same(monkeypatch) -> None:
-    queries, documents, *masks = random_sides(7, m=9)
+@pytest.mark.parametrize("cells", [1, 30, 100, 700])
+def test_blocks_of_documents_and_query_tokens_give_the_same(monkeypatch, cells) -> None:
+    queries, documents, *masks = random_sides(7, n=5, m=9)
 
-    def both() -> tuple[Tensor, Tensor]:
-        leaf = documents.detach().requires_grad_()
-        scores = cf.maxsim(queries, leaf, *masks)
-        scores.square().sum().backward()
-        return scores.detach(), leaf.grad
+    def everything() -> list[Tensor]:
+        with torch.no_grad():
+            scores = cf.maxsim(queries, documents, *masks)
+        return [scores, *gradients(cf.maxsim, (queries, documents), masks)]
 
-    expected = both()
-    monkeypatch.setattr(module, "CPU_CELLS", 1)
-    monkeypatch.setattr(module, "BUFFER", 1)
-    for mine, whole in zip(both(), expected, strict=True):
+    expected = everything()
+    monkeypatch.setattr(module, "CPU_CELLS", cells)
+    monkeypatch.setattr(module, "CPU_BUFFER", cells)
+    for mine, whole in zip(everything(), expected, strict=True):
         torch.testing.assert_close(mine, whole)
+
+
+@pytest.mark.parametrize("shape", [(320_000, 2, 1030, 128), (32, 5000, 300, 128), (9, 7, 2, 4096)])
+def test_a_block_of_many_queries_or_wide_vectors_stays_within_its_limit(shape) -> None:
+    tokens, count, longest, width = shape
+    packed = torch.zeros(1, 1).expand(tokens, width)  # no memory behind either
+    documents = torch.zeros(1, 1, 1).expand(count, longest, width)
+    seen = torch.zeros(tokens, count, dtype=torch.uint8)
+    for part, blocks in module._blocks(packed, documents):
+        for rows in blocks:
+            block = seen[rows, part]
+            block += 1
+            assert block.numel() * longest <= module.CPU_CELLS
+            assert max(len(block), block.shape[1] * longest) * width <= module.CPU_CELLS
+    assert (seen == 1).all()
 
 
 def test_mixed_precision_multiplies_in_half_precision() -> None:

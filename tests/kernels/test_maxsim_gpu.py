@@ -8,7 +8,7 @@ from torch import Tensor
 
 import counterfoil as cf
 from counterfoil.kernels import maxsim as module
-from tests.kernels.test_maxsim import random_sides, use_kernel
+from tests.kernels.test_maxsim import all_real, gradients, naive, random_sides, use_kernel, with_nan
 
 pytestmark = [
     pytest.mark.gpu,
@@ -70,6 +70,33 @@ def test_the_same_bytes_every_time() -> None:
         scores.square().sum().backward()
         results.append([scores.detach(), *(leaf.grad for leaf in leaves)])
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("masked", [True, False])
+def test_nan_in_a_real_vector_is_nan_in_the_scores_of_its_item(masked, dtype) -> None:
+    queries, documents, masks = with_nan(masked)
+    expected = naive(queries, documents, *(masks or all_real(queries, documents))).isnan()
+    sides = [side.to("cuda", dtype) for side in (queries, documents)]
+    masks = [mask.cuda() for mask in masks]
+    assert torch.equal(cf.maxsim(*sides, *masks).isnan().cpu(), expected)
+    sides[1].requires_grad_()
+    assert torch.equal(cf.maxsim(*sides, *masks).isnan().cpu(), expected)
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_nan_and_infinity_in_padding_change_neither_scores_nor_gradients(dtype, value) -> None:
+    *sides, query_mask, document_mask = (x.cuda() for x in random_sides(3, 7, 9, 70, 36, 128))
+    masks, sides = [query_mask, document_mask], [side.to(dtype) for side in sides]
+
+    def both() -> list[Tensor]:
+        return [cf.maxsim(*sides, *masks), *gradients(cf.maxsim, sides, masks)]
+
+    expected = both()
+    for vectors, mask in zip(sides, masks, strict=True):
+        vectors[~mask] = value
+    assert all(torch.equal(a, b) for a, b in zip(both(), expected, strict=True))
 
 
 TORCH_MAXIMA = module.torch_maxima

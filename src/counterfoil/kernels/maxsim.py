@@ -24,8 +24,8 @@ from counterfoil.kernels.spec import usable
 CPU_CELLS, GPU_CELLS = 1 << 22, 1 << 27
 """Similarities of a block in PyTorch, and cells of the one-hot gradient in the backward pass."""
 
-BUFFER = 1 << 30
-"""Bytes of maxima held at once by the fused path."""
+CPU_BUFFER, GPU_BUFFER = 1 << 27, 1 << 30
+"""Bytes of maxima held at once, before they are summed over the tokens of each query."""
 
 HALVES = (torch.float16, torch.bfloat16)
 DTYPES = (*HALVES, torch.float32, torch.float64)
@@ -42,6 +42,7 @@ def maxsim(
     Each vector of a query counts with its largest inner product with the document's vectors; their
     sum is the score. Vectors are not normalized here. Masks [n, q] and [m, k] are boolean, True for
     a real vector; without one, all are real. A query or document without real vectors scores 0.
+    Masked vectors may hold anything; a NaN in a real vector makes the item's scores NaN.
 
     Scores are in single precision, for double precision in double. With gradients to both sides; of
     equal maxima, the first one gets the gradient. On a GPU (compute capability 8.0 or later, with
@@ -88,9 +89,10 @@ class _Tokens:
             values, "sum", lengths=self.lengths, axis=0, unsafe=True, initial=0
         )
 
-    def repeated(self, values: Tensor, tokens: int) -> Tensor:
-        """Values [n, …] of queries for each of their tokens [W, …]."""
-        return values.repeat_interleave(self.lengths, dim=0, output_size=tokens)
+    def owners(self, tokens: int) -> Tensor:
+        """The query [W] that each of the tokens belongs to."""
+        numbers = torch.arange(len(self.lengths), device=self.lengths.device)
+        return numbers.repeat_interleave(self.lengths, output_size=tokens)
 
 
 class _MaxSim(torch.autograd.Function):
@@ -107,24 +109,30 @@ class _MaxSim(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None, None]:
         packed, documents, index, mask = ctx.saved_tensors
-        count, longest, width = documents.shape
-        if mask is not None:
-            grad = grad * mask.any(1)  # a document without tokens scores 0, whatever is stored
-        grad = ctx.tokens.repeated(grad.to(packed.dtype), len(packed))  # [W, m]
+        longest = documents.shape[1]
         wide = torch.promote_types(packed.dtype, torch.float32)
+        # on a CPU, products of halves would be rounded to halves before they are summed
+        dtype = packed.dtype if packed.is_cuda else wide
+        if mask is not None:  # a document without tokens scores 0, whatever is stored
+            grad = grad.masked_fill(~mask.any(1), 0.0)
+        grad, owners = grad.to(dtype), ctx.tokens.owners(len(packed))
         d_packed = torch.zeros_like(packed, dtype=wide)
         d_documents = torch.zeros_like(documents)
         if not index.numel() or not longest:
             return d_packed.to(packed.dtype), d_documents, None, None
-        cells = GPU_CELLS if packed.is_cuda else CPU_CELLS
-        for part in _parts(count, len(packed) * longest, cells):
-            # a one-hot factor for each maximum: the sums over pairs are then two matrix products,
-            # which are faster than adding vectors one by one, and in a fixed order
-            d_sims = grad.new_zeros(len(packed), part.stop - part.start, longest)
-            d_sims.scatter_(2, index[:, part, None].long(), grad[:, part, None])
-            d_sims = d_sims.flatten(1)
-            d_packed += d_sims @ documents[part].flatten(0, 1)
-            d_documents[part] = (d_sims.T @ packed).view(-1, longest, width)
+        for part, blocks in _blocks(packed, documents):
+            keys = _without_padding(documents[part], _rows(mask, part)).flatten(0, 1).to(dtype)
+            d_keys = torch.zeros_like(keys, dtype=wide)
+            for rows in blocks:
+                # a one-hot factor for each maximum: the sums over pairs are then two matrix
+                # products, faster than adding vectors one by one, and in a fixed order
+                d_sims = grad.new_zeros(rows.stop - rows.start, part.stop - part.start, longest)
+                d_best = grad[:, part].index_select(0, owners[rows])
+                d_sims.scatter_(2, index[rows, part, None].long(), d_best[:, :, None])
+                d_sims = d_sims.flatten(1)
+                d_packed[rows] += d_sims @ keys
+                d_keys += d_sims.T @ packed[rows].to(dtype)
+            d_documents[part] = d_keys.view(-1, *documents.shape[1:])
         return d_packed.to(packed.dtype), d_documents, None, None
 
 
@@ -135,9 +143,15 @@ def _scores(
     packed, documents = packed.contiguous(), documents.contiguous()
     mask = mask.contiguous() if mask is not None else None
     scores, indices = [], []
-    for part in _parts(len(documents), 4 * max(1, len(packed)), BUFFER):
-        best, index = _maxima(packed, documents[part], _rows(mask, part), with_index)
-        scores.append(tokens.total(best))
+    limit = GPU_BUFFER if packed.is_cuda else CPU_BUFFER
+    for part in _parts(len(documents), 4 * max(1, len(packed)), limit):
+        block = packed, documents[part], _rows(mask, part)
+        fused = _try_fused_maxima(*block, with_index)
+        best, index = fused or torch_maxima(*block, with_index)
+        total = tokens.total(best)
+        if fused:
+            total.masked_fill_(_nan_pairs(*block, tokens), torch.nan)
+        scores.append(total)
         if index is not None:
             indices.append(index)
     if len(scores) == 1:
@@ -145,10 +159,10 @@ def _scores(
     return torch.cat(scores, 1), torch.cat(indices, 1) if with_index else None
 
 
-def _maxima(
+def _try_fused_maxima(
     packed: Tensor, documents: Tensor, mask: Tensor | None, with_index: bool
-) -> tuple[Tensor, Tensor | None]:
-    """Largest products [W, m] and, ``with_index``, their positions; by the fused kernel if any."""
+) -> tuple[Tensor, Tensor | None] | None:
+    """Largest products [W, m] and, ``with_index``, their positions; None if no kernel can run."""
     if packed.numel() and documents.numel() and usable(packed.device, packed.dtype):
         from triton.runtime.errors import OutOfResources
 
@@ -160,29 +174,65 @@ def _maxima(
                     return fused_maxima(packed, documents, mask, with_index)
             except OutOfResources:  # the GPU is too small for the kernel
                 pass
-    return torch_maxima(packed, documents, mask)
+    return None
 
 
-def torch_maxima(packed: Tensor, documents: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Largest products [W, m] and their positions in PyTorch, a few documents at a time."""
+def _nan_pairs(packed: Tensor, documents: Tensor, mask: Tensor | None, tokens: _Tokens) -> Tensor:
+    """Which pairs [n, m] have a NaN in a real vector: the kernel's maxima skip NaN.
+
+    A vector's sum is NaN if one of its numbers is, and sums read the vectors only once. A pair
+    without tokens on either side scores 0 nevertheless.
+    """
+    query_nan = tokens.total(packed.sum(-1, dtype=torch.float32).isnan().float()) > 0
+    vector_nan = documents.sum(-1, dtype=torch.float32).isnan()
+    if mask is None:
+        return query_nan[:, None] | (vector_nan.any(1) & (tokens.lengths > 0)[:, None])
+    document_nan = (vector_nan & mask).any(1)
+    return (query_nan[:, None] & mask.any(1)) | (document_nan & (tokens.lengths > 0)[:, None])
+
+
+def torch_maxima(
+    packed: Tensor, documents: Tensor, mask: Tensor | None, with_index: bool
+) -> tuple[Tensor, Tensor | None]:
+    """Largest products [W, m] and, ``with_index``, their positions, block by block in PyTorch."""
     count, longest, _ = documents.shape
+    # products of halves would be rounded to halves before they are summed, or overflow
     wide = torch.promote_types(packed.dtype, torch.float32)
     best = packed.new_zeros(len(packed), count, dtype=wide)
-    index = torch.zeros(best.shape, dtype=torch.long, device=packed.device)
+    index = torch.zeros_like(best, dtype=torch.int32) if with_index else None
     if not best.numel() or not longest:
         return best, index
-    cells = GPU_CELLS if packed.is_cuda else CPU_CELLS
-    for part in _parts(count, len(packed) * longest, cells):
-        keys = documents[part].flatten(0, 1)
-        sims = (packed @ keys.T).view(len(packed), -1, longest)
+    for part, blocks in _blocks(packed, documents):
+        keys = documents[part].flatten(0, 1).to(wide)
         real = _rows(mask, part)
-        if real is not None:
-            sims = sims.masked_fill(~real, -torch.inf)
-        values, index[:, part] = sims.max(2)
-        best[:, part] = values
+        for rows in blocks:
+            sims = (packed[rows].to(wide) @ keys.T).view(rows.stop - rows.start, -1, longest)
+            if real is not None:
+                sims.masked_fill_(~real, -torch.inf)
+            if index is None:
+                best[rows, part] = sims.amax(2)
+            else:
+                best[rows, part], index[rows, part] = sims.max(2)
     if mask is not None:
         best.masked_fill_(~mask.any(1), 0.0)
     return best, index
+
+
+def _blocks(packed: Tensor, documents: Tensor) -> Iterator[tuple[slice, list[slice]]]:
+    """Slices of documents, each with the slices of query tokens to be multiplied with it.
+
+    Neither a block's similarities nor its vectors on either side are more than the limit.
+    """
+    count, longest, width = documents.shape
+    limit = GPU_CELLS if packed.is_cuda else CPU_CELLS
+    rows = list(_parts(len(packed), max(longest, width), limit))
+    for part in _parts(count, longest * max(rows[0].stop, width), limit):
+        yield part, rows
+
+
+def _without_padding(vectors: Tensor, mask: Tensor | None) -> Tensor:
+    """Vectors with zeros for masked ones, since 0 · NaN would be NaN in a sum of products."""
+    return vectors if mask is None else vectors.masked_fill(~mask[:, :, None], 0.0)
 
 
 def _parts(count: int, size: int, limit: int) -> Iterator[slice]:
