@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib.util import find_spec
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ import counterfoil as cf
 from counterfoil.core.errors import ArgumentError
 from counterfoil.kernels import maxsim as module
 
-WAYS = ["torch", "kernel"]
+WAYS = ["torch", "kernel"] if find_spec("triton") else ["torch"]
 """The kernel runs in Triton's interpreter (tests/conftest.py) without a GPU."""
 
 
