@@ -133,7 +133,8 @@ def test_two_processes_give_the_losses_and_gradients_of_one(
     one = losses_and_gradients(tmp_path, name)
     two = in_two_processes(losses_and_gradients, tmp_path, name)[0]
     assert one.keys() == two.keys()
-    assert all(float(value.abs().sum()) > 0 for value in (one["loss"], *one.values())[:2])
+    assert float(one["loss"]) != 0
+    assert any(bool(value.any()) for key, value in one.items() if key != "loss")
     assert name != "hrem" or any("graph.layer" in key for key in one)
     for key, value in one.items():
         assert torch.allclose(two[key], value, rtol=1e-7, atol=1e-9), key
