@@ -179,9 +179,7 @@ def table(results: dict[str, list[dict[str, Any]]]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument(
-        "--only", "--rows", nargs="*", default=["*"], help="Rows; wildcards are allowed."
-    )
+    parser.add_argument("--only", nargs="*", default=["*"], help="Rows; wildcards are allowed.")
     parser.add_argument("--tries", type=int, help="Tries per row (one for equal processes).")
     parser.add_argument("--seed", type=int, default=0, help="Random seed of the moments.")
     parser.add_argument("--json", type=Path, required=True, help="Results, continued if it exists.")

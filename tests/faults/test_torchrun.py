@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.core.test_parallel import is_alive
 from tests.faults.children import survivors
 from tests.faults.processes import (
     MESSAGE,
@@ -38,6 +39,7 @@ def die():
         _fail()
     os.kill(os.getpid(), signal.SIGKILL)
 
+Path({pids!r}, os.environ["RANK"]).write_text(f"{{os.getpid()}} {{os.getsid(0)}}")
 if os.environ["RANK"] == "1":
     fail_in("step", 5, die)
 main()
@@ -50,8 +52,9 @@ def test_torchrun_ends_with_the_message_of_a_process_that_dies_and_the_run_resum
     tmp_path: Path, fails: bool, resumed: int
 ) -> None:
     train_alone(tmp_path)
-    script, died = tmp_path / "train.py", tmp_path / "died"
-    script.write_text(SCRIPT.format(root=str(ROOT), died=str(died), fails=fails))
+    script, died, pids = tmp_path / "train.py", tmp_path / "died", tmp_path / "pids"
+    pids.mkdir()
+    script.write_text(SCRIPT.format(root=str(ROOT), died=str(died), pids=str(pids), fails=fails))
     with (tmp_path / "output.txt").open("w") as output:
         torchrun = subprocess.Popen(
             [*TORCHRUN, str(script), *train_words(tmp_path, "run")],
@@ -68,6 +71,11 @@ def test_torchrun_ends_with_the_message_of_a_process_that_dies_and_the_run_resum
     text = " ".join((tmp_path / "output.txt").read_text().split())  # the console breaks lines
     assert code != 0
     assert seconds < 30
+    ranks = {path.name: [*map(int, path.read_text().split())] for path in pids.iterdir()}
+    assert sorted(ranks) == ["0", "1"]
+    assert not [pid for pid, _ in ranks.values() if is_alive(pid)]
+    # torchrun starts each rank in a session of its own; its loader processes are in there, too
+    assert [survivors(session) for _, session in ranks.values()] == [[], []]
     assert survivors(torchrun.pid) == []
     assert f"process 1 of this run failed: {MESSAGE}" in text or not fails, text[-3000:]
     assert "process 1 of this run (pid" in text or fails, text[-3000:]

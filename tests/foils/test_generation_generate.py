@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from counterfoil.core.errors import ConfigError
+from counterfoil.core.errors import ConfigError, TrainingError
 from counterfoil.foils.generation import (
     MaskedCaptions,
     MaskTokens,
@@ -14,6 +14,7 @@ from counterfoil.foils.generation import (
     mask_captions,
     own_tokens,
     refill,
+    sample_tokens,
     sampling_numbers,
 )
 
@@ -90,6 +91,22 @@ def test_each_asked_token_is_drawn_from_its_own_logits_tempered() -> None:
         assert float((tokens == token).float().mean()) == pytest.approx(share, abs=0.03)
     with pytest.raises(ConfigError, match="temperature"):
         refill(versions, lambda *_: logits, ordinary, 1, 0.0)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_logits_that_are_not_finite_are_an_error_and_not_a_word(value) -> None:
+    versions = masked()
+    logits = torch.zeros(int((versions.labels != -1).sum()), WORDS)
+    logits[1, 5] = value
+    with pytest.raises(TrainingError, match="not finite"):
+        refill(versions, lambda *_: logits, torch.from_numpy(TOKENS.ordinary), 3, 1.0)
+
+
+def test_a_token_of_chance_zero_is_never_drawn() -> None:
+    chances = torch.tensor([[0.0, 0.4, 0.0, 0.6, 0.0, 0.0], [0.0, 0.0, 1.0, 0.0, 0.0, 0.0]])
+    just_below = torch.tensor(1 - 2**-54, dtype=torch.float64).float()  # rounds to 1
+    numbers = torch.stack([torch.zeros(()), torch.tensor(0.4), just_below]).expand(2, 3)
+    assert sample_tokens(chances, numbers).tolist() == [[1, 3, 3], [2, 2, 2]]
 
 
 def test_false_negatives_copies_and_duplicates_are_neither_scored_nor_kept() -> None:

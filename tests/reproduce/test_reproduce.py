@@ -60,6 +60,21 @@ def test_mean_and_deviation_are_those_of_a_sample(values) -> None:
         assert results.std is None
 
 
+def test_a_run_of_a_table_that_was_cut_off_resumes_to_the_same_metrics(tmp_path, cache) -> None:
+    tree = tiny(rows=TINY["rows"][1:])
+    tree["base"]["common"]["train"]["epochs"] = 1
+    plan, whole = planned(tree, tmp_path / "cut"), planned(tree, tmp_path / "whole")
+    (run,) = plan.in_order()
+    calls = iter([False] * 3)
+    assert train(plan, cache, should_stop=lambda: next(calls, True)).interrupted
+    assert run.state == "unfinished"
+    assert train(plan, cache).trained == 1
+    assert train(plan, cache).trained == 0
+    train(whole, cache)
+    metrics = [one.in_order()[0].folder / "metrics.jsonl" for one in (plan, whole)]
+    assert metrics[0].read_bytes() == metrics[1].read_bytes()
+
+
 @pytest.mark.slow
 def test_a_table_that_was_interrupted_goes_on_and_then_trains_nothing(tmp_path, cache) -> None:
     plan = planned(tiny(), tmp_path, seeds=2)

@@ -39,6 +39,11 @@ class ImageEncoder(nn.Module):
     def project(self, fragments: Tensor, mask: Tensor) -> Tensor:
         raise NotImplementedError
 
+    @property
+    def pads_as_global_batch(self) -> bool:
+        """Whether encoding is a collective operation: it asks all processes for their padding."""
+        return False
+
     def forward(self, images: ImageBatch) -> Encoded:
         encoded: Encoded = self.joint(self.project(images.fragments, images.mask), images.mask)
         return encoded
@@ -121,18 +126,20 @@ class MLPEncoder(ImageEncoder):
 
     def project(self, fragments: Tensor, mask: Tensor) -> Tensor:
         length = fragments.shape[1]
-        if self.mlp.norm.count_padding and self.training:
+        if self.pads_as_global_batch:
             fragments, mask = _pad_as_all(fragments, mask)
         projected: Tensor = self.fc(fragments)
         deep: Tensor = self.mlp(fragments if self.residual == "raw" else projected, mask)
         projected = deep if self.residual == "none" else projected + deep
         return projected[:, :length]
 
+    @property
+    def pads_as_global_batch(self) -> bool:
+        return self.mlp.norm.count_padding and self.training and world_size() > 1
+
 
 def _pad_as_all(fragments: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     """Padded to the longest image of the global batch, for forms in which padding counts."""
-    if world_size() == 1:
-        return fragments, mask
     missing = max(gather_counts(mask.shape[1], mask.device)) - mask.shape[1]
     return F.pad(fragments, (0, 0, 0, missing)), F.pad(mask, (0, missing))
 
@@ -203,12 +210,16 @@ class SelfAttentionEncoder(ImageEncoder):
 
     def project(self, fragments: Tensor, mask: Tensor) -> Tensor:
         length = fragments.shape[1]
+        if self.pads_as_global_batch:
+            fragments, mask = _pad_as_all(fragments, mask)
         if self.form == "reference":
-            if self.training:
-                fragments, mask = _pad_as_all(fragments, mask)
             mask = torch.ones_like(mask)
         x: Tensor = self.fc(fragments)
         return (x + self.attention.within_images(self.norm(x), mask))[:, :length]
+
+    @property
+    def pads_as_global_batch(self) -> bool:
+        return self.form == "reference" and self.training and world_size() > 1
 
 
 @image_encoders.register("transformer")

@@ -327,16 +327,23 @@ def foils_of_image(
 
     No foil adds a word of these captions, and none equals one of them.
     """
-    avoid, true = _true_of(tuple(own))
     # other kinds add a word that no caption of the image has
-    true = frozenset() if REORDERING.isdisjoint(kinds) else true
-    return rule_foils(caption, draws, kinds, count, avoid, true)
+    true = frozenset() if REORDERING.isdisjoint(kinds) else _sentences_of(tuple(own))
+    return rule_foils(caption, draws, kinds, count, _words_of(tuple(own)), true)
 
 
-@lru_cache(maxsize=2**15)
-def _true_of(own: tuple[str, ...]) -> tuple[frozenset[str], frozenset[str]]:
-    """The words and the captions that are true of an image; training asks once per epoch."""
-    return frozenset(word for text in own for word in words(text)), frozenset(map(spoken, own))
+# Captions of one image follow each other when foils are written, and in grouped batches. In
+# shuffled batches they are far apart, and a small cache gains little there.
+@lru_cache(maxsize=2**12)
+def _words_of(own: tuple[str, ...]) -> frozenset[str]:
+    """The words of an image's captions."""
+    return frozenset(word for text in own for word in words(text))
+
+
+@lru_cache(maxsize=2**12)
+def _sentences_of(own: tuple[str, ...]) -> frozenset[str]:
+    """An image's captions, as `spoken`."""
+    return frozenset(map(spoken, own))
 
 
 def batches_of(captions: Sequence[Caption], size: int) -> list[Sequence[Caption]]:

@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from counterfoil.core.errors import ConfigError
+from counterfoil.core.errors import ConfigError, TrainingError
 from counterfoil.data.text.tokenizers import HuggingFaceText, TextProcessor, WordText
 from counterfoil.data.text.vocabulary import MASK, SPECIALS
 from counterfoil.foils.scene_graph import SceneGraph
@@ -380,14 +380,21 @@ def sample_tokens(chances: Tensor, numbers: Tensor) -> Tensor:
     """Tokens [P, L] whose interval of the cumulated ``chances`` [P, V] has the numbers [P, L].
 
     As `torch.multinomial`, but a token depends on its own row and number alone, so that processes
-    that divide the rows draw the same tokens.
+    that divide the rows draw the same tokens. A token of chance 0 is never drawn.
 
     >>> sample_tokens(torch.tensor([[0.5, 0.0, 0.5]]), torch.tensor([[0.2, 0.5, 0.9]]))
     tensor([[0, 2, 2]])
     """
     ends = chances.cumsum(-1)
-    tokens = torch.searchsorted(ends, numbers * ends[:, -1:], right=True)
-    return tokens.clamp(max=chances.shape[-1] - 1)
+    total = ends[:, -1:].contiguous()
+    if not total.isfinite().all():
+        raise TrainingError(
+            "foils: the logits of the model that fills masks are not finite, so no word can be "
+            "drawn; use an earlier checkpoint, a lower learning rate, or full precision"
+        )
+    # a number that rounding made 1 would be beyond the last token that has a chance
+    last = torch.searchsorted(ends, total)
+    return torch.searchsorted(ends, numbers * total, right=True).minimum(last)
 
 
 def own_tokens(captions: Iterable[Iterable[int]], device: torch.device) -> Tensor:

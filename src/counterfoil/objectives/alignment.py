@@ -88,16 +88,17 @@ class Alignment(InfoNCE):
     def _sample(
         self, similarity: Tensor, positives: Tensor, context: Context, services: BatchServices
     ) -> tuple[Hardest, Hardest]:
-        """Negatives of this process's pairs; every process draws those of the global batch."""
+        """Negatives of this process's pairs, with its rows of the global batch's random numbers."""
         logits = similarity * self.scale(similarity).detach()
         top = own_slice(len(services.images), logits.device).start
         images = gather_rows(pair_images(services.batch) + top)
         negative = candidate_mask(positives, context)
         generator = batch_generator(context, self.seed, logits.device)
-        of_images = sample_negatives(logits[images], negative[images], self.kept, generator)
-        of_texts = sample_negatives(logits.T, negative.T, self.kept, generator)
         own = own_slice(len(services.texts), logits.device)
-        return of_images[own], of_texts[own]
+        return (
+            sample_negatives(logits, negative, self.kept, generator, images, own),
+            sample_negatives(logits.T, negative.T, self.kept, generator, own=own),
+        )
 
     def _candidate_scores(
         self, services: BatchServices, of_images: Hardest, of_texts: Hardest
@@ -123,13 +124,23 @@ def mean_max_cosine(images: Encoded, texts: Encoded) -> Tensor:
 
 
 def sample_negatives(
-    logits: Tensor, negative: Tensor, count: int, generator: torch.Generator | None = None
+    logits: Tensor,
+    negative: Tensor,
+    count: int,
+    generator: torch.Generator | None = None,
+    rows: Tensor | None = None,
+    own: slice = slice(None),
 ) -> Hardest:
-    """``count`` negatives per row, sampled without replacement from a softmax (Gumbel top-k)."""
+    """``count`` negatives per row, sampled without replacement from a softmax (Gumbel top-k).
+
+    Numbers are drawn for all ``rows`` (default: each row once), but only the ``own`` of these are
+    ranked: processes draw the same numbers, and each ranks its share.
+    """
+    rows = torch.arange(len(logits), device=logits.device) if rows is None else rows
     # not `empty_like`, which is filled in the memory order of the logits
-    exponential = torch.empty(logits.shape, dtype=logits.dtype, device=logits.device)
-    noise = -exponential.exponential_(generator=generator).log()
-    return hardest(logits + noise, negative, count)
+    exponential = logits.new_empty(len(rows), logits.shape[1]).exponential_(generator=generator)
+    noise = -exponential[own].log()
+    return hardest(logits[rows[own]] + noise, negative[rows[own]], count)
 
 
 def softmax_of_candidates(positive: Tensor, candidates: Tensor, real: Tensor) -> Tensor:

@@ -56,17 +56,26 @@ def anchor_rows(batch: PairBatch, anchors: int) -> Tensor:
     """
     count, device = len(batch.owners), batch.owners.device
     counts = gather_counts(count, device)
-    total = sum(counts)
-    if not 0 < anchors < total:
+    if not 0 < anchors < sum(counts):
         return torch.arange(count, device=device)
-    spaced = (2 * torch.arange(anchors) + 1) * total // (2 * anchors)
-    shares = [rows - start for rows, start in _divided(spaced, counts)]
+    shares = anchor_shares(counts, anchors)
     if not all(map(len, shares)):
         raise ConfigError(
             f"anchors={anchors}: a process of {len(counts)} has no anchor among its pairs of a "
-            f"batch of {total}; set more anchors, 0 (all), or start fewer processes"
+            f"batch of {sum(counts)}; set at least {2 * len(counts)} anchors, 0 (all), or start "
+            "fewer processes; if this was the smaller last batch of an epoch, train.drop_last=true"
         )
     return shares[rank()].to(device)
+
+
+def anchor_shares(counts: Sequence[int], anchors: int) -> list[Tensor]:
+    """Rows of each process's share that are anchors, if the processes have ``counts`` pairs.
+
+    Twice as many anchors as processes, or more, leave no process of equal shares without one.
+    """
+    total = sum(counts)
+    spaced = (2 * torch.arange(anchors) + 1) * total // (2 * anchors)
+    return [rows - start for rows, start in _divided(spaced, counts)]
 
 
 def _divided(rows: Tensor, counts: Sequence[int]) -> Iterator[tuple[Tensor, int]]:

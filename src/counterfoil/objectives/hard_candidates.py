@@ -25,9 +25,6 @@ class Hardest:
     index: Tensor
     real: Tensor
 
-    def __getitem__(self, rows: slice) -> Hardest:
-        return Hardest(self.index[rows], self.real[rows])
-
 
 @objectives.register("hard-candidates")
 class HardCandidates(Objective):

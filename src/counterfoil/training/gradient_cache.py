@@ -25,6 +25,7 @@ from counterfoil.core.tensors.host_mirror import rows_of
 from counterfoil.data.batches.collate import ImageBatch, TextBatch
 from counterfoil.encoders import Encoded
 from counterfoil.encoders.encoded import Needs
+from counterfoil.encoders.images import ImageEncoder
 from counterfoil.encoders.recurrent import cuda_graphs
 from counterfoil.models.model import Model
 
@@ -34,7 +35,8 @@ B = TypeVar("B", ImageBatch, TextBatch)
 class GradientCache:
     """A model's encoders, ``chunk_size`` items at a time; 0 means all at once.
 
-    An encoder with batch normalization is not chunked: its items depend on each other.
+    An encoder with batch normalization is not chunked: its items depend on each other. In several
+    processes, an encoder that pads as the global batch is not chunked either.
     """
 
     def __init__(self, model: Model, chunk_size: int = 0) -> None:
@@ -94,5 +96,13 @@ def chunks(batch: B, size: int) -> Iterator[B]:
 
 
 def mixes_items(encoder: nn.Module) -> bool:
-    """Whether an item's encoding depends on other items: batch statistics in training mode."""
-    return any(isinstance(part, _BatchNorm) and part.training for part in encoder.modules())
+    """Whether an encoder needs its whole batch at once, in training mode.
+
+    Batch statistics are over all items. Padding as the global batch is a collective operation, and
+    processes with unequal shares have unequal numbers of chunks.
+    """
+    return any(
+        (isinstance(part, _BatchNorm) and part.training)
+        or (isinstance(part, ImageEncoder) and part.pads_as_global_batch)
+        for part in encoder.modules()
+    )

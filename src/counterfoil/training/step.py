@@ -265,6 +265,6 @@ def batch_notes(step: TrainingStep, batch: PairBatch) -> list[str]:
         line += f", encoded {step.chunk_size} at a time"
         whole = GradientCache(step.model).whole()
         if whole:
-            line += f" (but the {' and '.join(whole)} side at once: it has batch normalization)"
+            line += f" (but the {' and '.join(whole)} side at once: it needs the whole batch)"
     slower = fallback(step.model, training=True)
     return [line, slower] if slower else [line]
