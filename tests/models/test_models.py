@@ -85,16 +85,18 @@ def test_every_model_learns_from_every_objective(name, objective, concepts, tiny
 
 @pytest.mark.parametrize("name", thinned(FEATURE_MODELS, *ONE_OF_EACH))
 def test_permuting_a_batch_permutes_the_scores(name, concepts, tiny_bert) -> None:
-    torch.manual_seed(0)  # some weights of GSMN differ by more than the tolerance
+    torch.manual_seed(0)
+    # GSMN divides by norms that may be almost zero, which enlarges what rounding leaves
+    atol = 1e-3 if name == "gsmn" else 1e-5
     model = make(name, concepts, tiny_bert).eval()
     images = [concepts.train.fragments.read(i) for i in range(6)]
     captions = concepts.train.texts[:5]
     scores = model.score(images, captions)
     order, cut = torch.randperm(6), torch.randperm(5)
     shuffled = model.score([images[i] for i in order], [captions[j] for j in cut])
-    assert torch.allclose(shuffled, scores[order][:, cut], atol=1e-5)
+    assert torch.allclose(shuffled, scores[order][:, cut], atol=atol)
     alone = model.score(images[:1], captions[:1])
-    assert torch.allclose(alone[0, 0], scores[0, 0], atol=1e-5)
+    assert torch.allclose(alone[0, 0], scores[0, 0], atol=atol)
 
 
 @pytest.mark.parametrize("name", thinned(FEATURE_MODELS, *ONE_OF_EACH, "chan-bert"))
