@@ -104,11 +104,11 @@ def rows(root: Path) -> Iterator[Row]:
     ) -> Callable[[int, int, int], dict[str, Any]]:
         def attempt(number: int, tries: int, seed: int) -> dict[str, Any]:
             try:
-                found = compare(root / "processes", name, count, double)
+                difference = compare(root / "processes", name, count, double)
             except AssertionError as error:
                 return {"steps": 0, "loss": nan, "weight": nan, "problems": [str(error)]}
-            bad = double and (found.loss > LOSS_LIMIT or found.weight > WEIGHT_LIMIT)
-            return {**asdict(found), "problems": [f"differs by {found}"] if bad else []}
+            bad = double and (difference.loss > LOSS_LIMIT or difference.weight > WEIGHT_LIMIT)
+            return {**asdict(difference), "problems": [f"differs by {difference}"] if bad else []}
 
         return attempt
 

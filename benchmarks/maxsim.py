@@ -203,9 +203,9 @@ def train_rows(options: argparse.Namespace, dim: int, batch: int) -> Iterator[di
         except Exception as problem:
             yield {**size, "name": name, "problem": first_line(problem)}
             continue
-        found = sides.documents.grad.float()
-        gradient = found if gradient is None else gradient
-        error = float((found - gradient).abs().max() / gradient.abs().max())
+        own = sides.documents.grad.float()
+        gradient = own if gradient is None else gradient
+        error = float((own - gradient).abs().max() / gradient.abs().max())
         yield {**size, "name": name, **row, "error": error}
 
 
