@@ -127,6 +127,8 @@ def _relevant(config: RunConfig) -> dict[str, Any]:
     tree = config.model_dump()
     for section, key in RESUMABLE_KEYS:
         tree[section].pop(key)
+    if config.data.stream is None:  # then its buffer changes nothing
+        del tree["data"]["stream"], tree["data"]["shuffle_buffer"]
     if config.train.precision != "float32":
         tree["train"]["mixed"] = MIXED_PRECISION_REVISION
     optimizer = tree["train"]["optimizer"]
