@@ -14,6 +14,7 @@ from counterfoil.core.errors import ConfigError
 from counterfoil.encoders import Encoded
 from counterfoil.evaluation.foils.scores import encode_sentences
 from counterfoil.objectives.ce_clip import CECLIP, intra_modal_loss, rank_loss, text_vectors
+from counterfoil.objectives.foils import foil_costs
 from counterfoil.objectives.negclip import NegCLIP
 from tests.conftest import make_split
 from tests.objectives.cases import check_gradients
@@ -131,3 +132,19 @@ def test_the_threshold_is_capped(split, tmp_path) -> None:
     assert capped.threshold.item() == pytest.approx(gap / 2)
     with pytest.raises(ConfigError, match="max_threshold"):
         CECLIP(max_threshold=-1.0)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+def test_on_a_gpu_every_call_adds_in_the_same_order() -> None:
+    generator = torch.Generator("cuda").manual_seed(0)
+    positive = torch.randn(64, device="cuda", generator=generator, requires_grad=True)
+    owners = torch.randint(64, (4096,), device="cuda", generator=generator)
+    foils = torch.randn(4096, device="cuda", generator=generator, requires_grad=True)
+    results = []
+    for _ in range(20):
+        loss = intra_modal_loss(positive, foils, owners, torch.tensor(3.0, device="cuda"))
+        loss = loss + foil_costs(positive, foils, owners, 0.2, hardest=False).square().sum()
+        results.append((loss.detach(), *torch.autograd.grad(loss, [positive, foils])))
+    for other in results[1:]:
+        assert all(map(torch.equal, results[0], other))

@@ -15,6 +15,7 @@ from counterfoil.reproduce.artifact import Sweep
 from counterfoil.reproduce.catalogue import load_artifact, names
 from counterfoil.reproduce.plan import Settings, find_data_set, make_plan
 from counterfoil.reproduce.present import pages_to_fill
+from counterfoil.reproduce.results import table_rows
 from counterfoil.reproduce.spec import Table
 from counterfoil.reproduce.store import best_values, read_stored
 
@@ -201,3 +202,24 @@ def test_recipes_of_uniter_and_tags_have_the_rate_that_was_chosen_on_dev() -> No
     for name in ("uniter", "tags", "tags-word", "tags-dc"):
         recipe = load_config(f"flickr8k/{name}")
         assert recipe.train.optimizer.lr == pytest.approx(rates[name]), name
+
+
+@pytest.mark.parametrize(("name", "tuned_by"), [("rates", None), ("negatives", "rates")])
+def test_stored_results_are_of_the_settings_that_would_be_trained_now(
+    name, tuned_by, tmp_path, monkeypatch
+) -> None:
+    """A key that is added to the config must not make hours of training unknown."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "lite2-36").mkdir()
+    stored = ROOT / "docs" / "results"
+    result = read_stored(stored / f"flickr8k.{name}@lite2-36.json")
+    tuning = [read_stored(stored / f"flickr8k.{tuned_by}@lite2-36.json")] if tuned_by else []
+    artifact = load_artifact(f"flickr8k.{name}")
+    overrides = tuple(result.overrides)
+    settings = Settings("lite2-36", "f8k", "full", 1, overrides, best_values(*tuning))
+    rows = table_rows(make_plan(artifact, settings, tmp_path))
+    planned = {tuple(row.result.label): row.result.recipe for row in rows}
+    trained = {tuple(row.label): {each.recipe for each in row.each} for row in result.rows}
+    known = [label for label, recipes in trained.items() if recipes == {planned.get(label)}]
+    assert known == [label for label, recipes in trained.items() if recipes]
+    assert len(known) > 20

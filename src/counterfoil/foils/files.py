@@ -333,14 +333,14 @@ def foils_of_image(
 
 
 # Captions of one image follow each other when foils are written, and in grouped batches. In
-# shuffled batches they are far apart, and a small cache gains little there.
-@lru_cache(maxsize=2**12)
+# shuffled batches they are far apart: the caches hold the images of a data set as small as Flickr8k.
+@lru_cache(maxsize=2**13)
 def _words_of(own: tuple[str, ...]) -> frozenset[str]:
     """The words of an image's captions."""
     return frozenset(word for text in own for word in words(text))
 
 
-@lru_cache(maxsize=2**12)
+@lru_cache(maxsize=2**13)
 def _sentences_of(own: tuple[str, ...]) -> frozenset[str]:
     """An image's captions, as `spoken`."""
     return frozenset(map(spoken, own))

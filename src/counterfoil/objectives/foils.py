@@ -262,7 +262,8 @@ def foil_costs(
     if hardest:
         return torch.zeros_like(positive).scatter_reduce(0, owners, costs, "amax")
     number = torch.bincount(owners, minlength=len(positive)).clamp(min=1)
-    return torch.zeros_like(positive).index_add(0, owners, costs) / number
+    # not index_add, whose order of additions changes from call to call on a GPU
+    return torch.zeros_like(positive).index_put((owners,), costs, accumulate=True) / number
 
 
 @torch.no_grad()
