@@ -21,6 +21,7 @@ from counterfoil.api import train
 from counterfoil.core.config import build_config, merge
 from counterfoil.core.errors import ConfigError, CounterfoilError, DataError
 from counterfoil.core.progress import Silent
+from counterfoil.data.pairs import Pairs
 from counterfoil.models.yardstick import measure_yardstick
 from counterfoil.training.checkpoint import Checkpoints, Position
 from counterfoil.training.run import execute
@@ -147,6 +148,27 @@ def test_data_without_a_dev_split_can_be_trained_on(tmp_path) -> None:
         assert set(again.dev.ids) == dev
         assert set(again.train.ids) == set(finished.pairs.train.ids)
     assert set(shared_train_split([run], tmp_path / "cache", Silent()).ids) == set(again.train.ids)
+
+
+def test_features_are_extracted_of_the_named_splits_only(tmp_path) -> None:
+    source = photos(tmp_path, ["train"] * 12 + ["test"] * 2 + ["extra"] * 3)
+    run = tmp_path / "run"
+    execute(build_config(tiny(source)), run, tmp_path / "cache")
+
+    def read(*splits: str) -> tuple[set[str], Pairs]:
+        """The splits with fragments, and the data set."""
+        cache = tmp_path / "-".join(("cache", *splits))
+        pairs = evaluation_split(run, str(source), None, {}, cache, Silent(), splits)
+        return {one.name for one in pairs if one.fragments is not None}, pairs
+
+    with_fragments, pairs = read("test")
+    assert with_fragments == {"test"}
+    assert set(pairs.splits) == {"train", "dev", "test", "extra"}  # their captions are there
+    assert read("extra", "test")[0] == {"extra", "test"}
+    # this dev split was set aside from the training images
+    assert read("dev")[0] == {"train", "dev"}
+    with pytest.raises(DataError, match=r"no split 'tset'.*test"):
+        read("tset")[1]["tset"]
 
 
 @pytest.mark.slow

@@ -144,7 +144,8 @@ def check(
     from counterfoil.training.run_folder import load_model, run_config
 
     source = DataChoice(pairs, format, option, cache, quiet=as_json)
-    bars, data = source.progress, source.read(run)
+    wanted = [*split, *filter(None, [trusted])] if split else None
+    bars, data = source.progress, source.read(run, wanted)
     model = load_model(run, device)
     say_fallback(bars, [model])
 
@@ -152,9 +153,9 @@ def check(
         """The same images with the features of another run."""
         config = run_config(run) if pairs is None else None
         if config is None:
-            return source.read(folder)
+            return source.read(folder, wanted)
         own = config.data
-        return evaluation_split(folder, own.source, own.format, own.options, cache, bars)
+        return evaluation_split(folder, own.source, own.format, own.options, cache, bars, wanted)
 
     clean = data[trusted] if trusted is not None else None
     others = [one.name for one in data if len(one) and one is not clean]

@@ -201,7 +201,7 @@ def _measure(
     from counterfoil.evaluation.corrections import measure_corrections
     from counterfoil.models.correct import rule_of
 
-    pairs = source.read(run)
+    pairs = source.read(run, [split])
     report = measure_corrections(
         model,
         pairs[split],

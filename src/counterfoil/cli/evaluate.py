@@ -197,7 +197,7 @@ def evaluate(
     )
 
     def read(run: Path) -> Split:
-        pairs = source.read(run)
+        pairs = source.read(run, [split])
         selected = pairs[split]
         shared = leakage_into(run, data, source.options, pairs).get(selected.name, 0)
         warning = leakage_warning({selected.name: shared}) if shared else ""

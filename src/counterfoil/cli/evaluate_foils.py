@@ -92,14 +92,14 @@ def evaluate_foils(
     bars = data_choice.progress
     unit: Literal["graph", "word"] = "graph" if masking == "scene-graph" else "word"
     choice = FoilChoice(foils_per_caption, max_captions, seed, masks, samples, temperature, unit)
-    model, pairs = load_model(run, device), data_choice.read(run)[split]
+    model, pairs = load_model(run, device), data_choice.read(run, [split])[split]
     fluency = _fluency(lm, model, bars)
     reports = []
     for name in foils or ["rules"]:
         named = resolve(name, cache=cache) if is_pretrained(name) else name
         source = str(run if name == OWN else named)
         by_run = not is_rules(source) and Path(source).is_dir()
-        theirs = data_choice.read(Path(source))[split] if by_run else pairs
+        theirs = data_choice.read(Path(source), [split])[split] if by_run else pairs
         if list(theirs.ids) != list(pairs.ids) or theirs.texts != pairs.texts:
             raise ConfigError(
                 f"{source} and {run} have different images or captions in split '{split}'; name "

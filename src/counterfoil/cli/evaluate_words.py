@@ -97,7 +97,7 @@ def evaluate_words(
 
     source = DataChoice(data, format, option, cache, quiet=as_json or markdown)
     bars = source.progress
-    pairs = {run: source.read(run) for run in runs}
+    pairs = {run: source.read(run, [dev, split]) for run in runs}
     models = {run: load_model(run, device) for run in runs}
     say_fallback(bars, list(models.values()))
     first = pairs[runs[0]]
@@ -180,7 +180,8 @@ def _maker(
             f"--foils '{foils}': expected {RULES}, {FLUENT}, {TRUTH}, or the folder or name of a "
             "run that writes foils"
         )
-    writer, theirs = load_model(folder, device), source.read(folder)
+    of_use = [one.name for one in pairs if one.fragments is not None]
+    writer, theirs = load_model(folder, device), source.read(folder, of_use)
 
     def written(name: str, most: int, seed: int) -> Foils:
         _check_same(folder, theirs[name], pairs[name])

@@ -169,7 +169,7 @@ def build(
         quiet = as_json or not first
         bars = progress(quiet)
         choice = DataChoice(pairs, format, option, cache, quiet=quiet)
-        data = read_in_turn(lambda: choice.read(run))
+        data = read_in_turn(lambda: choice.read(run, split))
         splits = [data[name] for name in split] if split else list(data)
         model = load_model(run, device)
         other = load_model(retriever, device) if retriever is not None else None
@@ -238,7 +238,7 @@ def add(
     check_index(index)
     check_inputs([], pairs, format)
     opened = open_index(index, api_key, device)
-    data = DataChoice(pairs, format, option, cache, quiet=as_json).read(index / "model")
+    data = DataChoice(pairs, format, option, cache, quiet=as_json).read(index / "model", split)
     splits = [data[name] for name in split] if split else list(data)
     bars = progress(quiet=as_json)
     added = opened.add(splits, existing=existing, progress=bars)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -93,12 +93,12 @@ class DataChoice:
     def progress(self) -> Progress:
         return progress(self.quiet)
 
-    def read(self, run: Path) -> Pairs:
-        """All splits, with the kind of features that the run reads."""
+    def read(self, run: Path, splits: Collection[str] | None = None) -> Pairs:
+        """All splits, with the kind of features that the run reads (of ``splits``, if given)."""
         from counterfoil.training.run_data import evaluation_split
 
         return evaluation_split(
-            run, self.data, self.format, self.options, self.cache, self.progress
+            run, self.data, self.format, self.options, self.cache, self.progress, splits
         )
 
     def read_image(

@@ -333,7 +333,7 @@ def foils_of_image(
 
 
 # Captions of one image follow each other when foils are written, and in grouped batches. In
-# shuffled batches they are far apart: the caches hold the images of a data set as small as Flickr8k.
+# shuffled batches they are far apart: the caches hold all images of a small data set, as Flickr8k.
 @lru_cache(maxsize=2**13)
 def _words_of(own: tuple[str, ...]) -> frozenset[str]:
     """The words of an image's captions."""

@@ -326,8 +326,12 @@ def evaluation_split(
     options: dict[str, Any],
     cache: Path,
     progress: Progress,
+    splits: Collection[str] | None = None,
 ) -> Pairs:
-    """The named data, or those of the run, with fragments by the run's extractor."""
+    """The named data, or those of the run, with fragments by the run's extractor.
+
+    With ``splits``, other splits of named data have no fragments: extracting them takes longest.
+    """
     model_folder(run)
     config = run_config(run)
     if data is None:
@@ -337,12 +341,21 @@ def evaluation_split(
             raise ConfigError("--option and --format say how to read --data: name it, too")
         return read_data(config, cache, progress, _own_pixels(run, config), read_dev_split(run))
     pairs = load_pairs(data, format, options=options, cache_dir=cache, progress=progress)
-    model = load_model(run, "cpu")
-    pairs = with_fragments(
-        pairs, cache, model.fragments_from or "segments", model.fragments_options, progress
+    model, aside = load_model(run, "cpu"), read_dev_split(run)
+    wanted = pairs if splits is None else _only(pairs, splits, with_train=bool(aside))
+    extracted = with_fragments(
+        wanted, cache, model.fragments_from or "segments", model.fragments_options, progress
     )
+    pairs = replace(extracted, splits={**pairs.splits, **extracted.splits})
     # the same images may come from another folder: its dev split was not trained on
-    return with_dev_split(pairs, 0.0, read_dev_split(run))
+    return with_dev_split(pairs, 0.0, aside)
+
+
+def _only(pairs: Pairs, names: Collection[str], with_train: bool) -> Pairs:
+    """The data set with the named splits; one that is missing may be part of train, as dev is."""
+    wanted = {pairs[name].name for name in names if name in pairs}
+    wanted |= {"train"} if with_train and not wanted.issuperset(names) else set()
+    return replace(pairs, splits={k: v for k, v in pairs.splits.items() if k in wanted})
 
 
 def shared_train_split(runs: Sequence[Path], cache: Path, progress: Progress) -> Split:
