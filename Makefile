@@ -16,6 +16,11 @@ define install
 	test -e $@.part && mv $@.part $@
 endef
 
+# Modules that the tests import are compiled here: otherwise each worker compiles all of them.
+define compile
+	-@$(PYTEST) --collect-only -qq >/dev/null 2>&1
+endef
+
 # The tests, and beside them what reads the source; its output follows theirs. Either may fail.
 define checked
 	@notes=$$(mktemp); \
@@ -78,6 +83,7 @@ bench: $(VENV)/.dev      ## the programs of benchmarks/, with their default size
 pinned: $(BIN)/python    ## what CI installs: every file by its SHA-256
 	$(PIP) install --no-compile --require-hashes --no-deps -r requirements-ci.txt
 	$(PIP) install --no-compile --no-deps --no-build-isolation -e .
+	$(compile)
 	touch $(VENV)/.dev $(VENV)/.demo
 
 pins:                    ## write requirements-ci.txt anew (needs uv and the package index)
@@ -107,4 +113,5 @@ $(VENV)/.demo: $(BIN)/python pyproject.toml constraints.txt
 $(VENV)/.dev: EXTRAS := dev
 $(VENV)/.dev: $(BIN)/python pyproject.toml constraints.txt
 	$(install)
+	$(compile)
 	touch $(VENV)/.demo
