@@ -229,6 +229,7 @@ def cheap_runs() -> Iterator[None]:
     All charts of a tiny run take four times as long as its training, and to explain 50 pairs for
     its yardstick, or the words of 200 captions, takes longer, too. Typer takes 0.1 s to build the
     commands: they are built once. Tests of durability replace `os.fsync` or watch another process.
+    `torch.manual_seed` formats three stack traces, one for each kind of device that is absent.
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(report, "plots_of", lambda records, split: {})
@@ -237,6 +238,9 @@ def cheap_runs() -> Iterator[None]:
         patch.setattr(yardstick, "EXPLAINED", 4)
         patch.setattr(word_evaluation, "CHOICE_CAPTIONS", 8)
         patch.setattr(os, "fsync", lambda descriptor: None)
+        if not torch.cuda.is_available():
+            for devices in (torch.cuda, torch.xpu, torch.mtia):
+                patch.setattr(devices, "manual_seed_all", lambda seed: None)
         yield
 
 

@@ -33,6 +33,7 @@ WHOLE = {"conformance", "hostile", "parity", "same_scores", "options", "first_da
 """Tests of a folder as a whole; all others are named after the file that they test."""
 
 
+@cache
 def files() -> list[Path]:
     return sorted(SOURCE.rglob("*.py"))
 
@@ -166,6 +167,7 @@ def test_tests_that_are_named_somewhere_exist() -> None:
             assert (root / name).is_file(), f"{page}: {name}"
 
 
+@cache
 def modules_after(code: str) -> set[str]:
     done = subprocess.run(
         [sys.executable, "-c", f"{code}\nimport sys; print(' '.join(sys.modules))"],
