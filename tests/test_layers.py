@@ -178,16 +178,19 @@ def modules_after(code: str) -> set[str]:
     return set(done.stdout.split())
 
 
+STARTS = {
+    "cli": "import counterfoil, counterfoil.cli, counterfoil.core.config, counterfoil.data, "
+    "counterfoil.features",
+    "api": "import counterfoil.api",
+}
+
+
 def test_help_data_features_and_config_never_import_torch() -> None:
-    code = (
-        "import counterfoil, counterfoil.cli, counterfoil.core.config, counterfoil.data, "
-        "counterfoil.features"
-    )
-    assert "torch" not in modules_after(code)
+    assert "torch" not in modules_after(STARTS["cli"])
 
 
 def test_the_api_imports_nothing_heavy_that_it_may_not_need() -> None:
-    loaded = modules_after("import counterfoil.api")
+    loaded = modules_after(STARTS["api"])
     assert loaded.isdisjoint(
         {"transformers", "matplotlib", "pyarrow", "tensorboard", "eccv_caption", "scipy", "spacy"}
     )
@@ -200,13 +203,13 @@ def needed_names(extra: bool) -> set[str]:
     return {re.sub(r"[-_.]+", "-", name[0]).lower() for name, own in names if name and own is extra}
 
 
-@pytest.mark.parametrize("module", ["cli", "api"])
-def test_nothing_of_an_extra_is_imported_at_the_start(module: str) -> None:
+@pytest.mark.parametrize("start", STARTS)
+def test_nothing_of_an_extra_is_imported_at_the_start(start: str) -> None:
     """After `pip install counterfoil` FastAPI, for one, is not there."""
     optional = needed_names(extra=True) - needed_names(extra=False)
     assert {"fastapi", "scipy"} <= optional
     owners = packages_distributions()
-    loaded = {name.partition(".")[0] for name in modules_after(f"import counterfoil.{module}")}
+    loaded = {name.partition(".")[0] for name in modules_after(STARTS[start])}
     of_extras = {
         name
         for name in loaded

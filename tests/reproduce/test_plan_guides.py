@@ -76,6 +76,7 @@ def test_a_table_stopped_while_its_guide_is_built_goes_on_from_there(
     assert any("ndgl/agreement" in record for record in records)
 
 
+@pytest.mark.slow
 def test_a_guide_is_built_once_for_all_tables(place, cache) -> None:
     guide = guide_of(finished(place, cache))
     before = (guide.folder / MANIFEST).stat().st_mtime_ns

@@ -60,6 +60,7 @@ def test_mean_and_deviation_are_those_of_a_sample(values) -> None:
         assert results.std is None
 
 
+@pytest.mark.slow
 def test_a_run_of_a_table_that_was_cut_off_resumes_to_the_same_metrics(tmp_path, cache) -> None:
     tree = tiny(rows=TINY["rows"][1:])
     tree["base"]["common"]["train"]["epochs"] = 1
