@@ -41,7 +41,7 @@ gc.set_threshold(20_000, 10, 10)
 torch.set_num_threads(1)  # tiny tensors: threads only wait for each other
 
 # no deadline: machines are busy, and no test is about time
-settings.register_profile("fast", deadline=None, max_examples=20, derandomize=True, database=None)
+settings.register_profile("fast", deadline=None, max_examples=10, derandomize=True, database=None)
 settings.register_profile("thorough", settings.get_profile("fast"), max_examples=200)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fast"))
 
@@ -235,8 +235,8 @@ def cheap_runs() -> Iterator[None]:
         patch.setattr(report, "plots_of", lambda records, split: {})
         command = functools.cache(typer.testing._get_command)
         patch.setattr(typer.testing, "_get_command", command)
-        patch.setattr(yardstick, "EXPLAINED", 4)
-        patch.setattr(word_evaluation, "CHOICE_CAPTIONS", 8)
+        patch.setattr(yardstick, "EXPLAINED", 2)
+        patch.setattr(word_evaluation, "CHOICE_CAPTIONS", 4)
         patch.setattr(os, "fsync", lambda descriptor: None)
         if not torch.cuda.is_available():
             for devices in (torch.cuda, torch.xpu, torch.mtia):
