@@ -118,7 +118,7 @@ def test_the_map_has_the_image_of_median_margin_and_its_negatives(out, cache, tm
     results = finish(plan, cache)
     (one,) = results.maps
     sizes = {name: len(points) for name, points in one.groups.items()}
-    assert sizes == {QUERY: 1, POSITIVE: 5, HARDEST: 1, OTHER: 4}
+    assert sizes == {QUERY: 1, POSITIVE: 2, HARDEST: 1, OTHER: 4}
     run = plan.runs["all"][0]
     split = RunEvaluator(out / "evaluations", cache, Silent()).split_of(run)
     margins = margin_report(score_split(load_model(run.folder, "cpu").eval(), split)).margins["i2t"]
@@ -129,7 +129,7 @@ def test_the_map_has_the_image_of_median_margin_and_its_negatives(out, cache, tm
     page = write_reproduction(results, tmp_path)
     assert "all, the first of its seeds: image scene-test-" in page
     (axes,) = charts_of(results)[0].draw().axes
-    assert sum(len(group.get_offsets()) for group in axes.collections) == 11
+    assert sum(len(group.get_offsets()) for group in axes.collections) == 8
     assert (tmp_path / "map.png").is_file()
 
 

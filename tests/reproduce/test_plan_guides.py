@@ -99,6 +99,7 @@ def test_an_ensemble_over_seeds_averages_the_scores_of_these_seeds(place, cache)
     assert results.complete
 
 
+@pytest.mark.slow
 def test_a_finished_student_asks_for_no_teachers(place, cache, tmp_path) -> None:
     finished(place, cache)
     copy = tmp_path / "copy"

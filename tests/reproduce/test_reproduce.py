@@ -272,7 +272,7 @@ def test_a_scatter_measures_speed_beside_quality(out, cache, tmp_path) -> None:
     for row in results.rows:
         assert row.speed is not None
         assert 0 < row.speed.kpps <= row.speed.matching_kpps
-        assert (row.speed.images, row.speed.captions) == (12, 60)
+        assert (row.speed.images, row.speed.captions) == (12, 24)
     page = write_reproduction(results, tmp_path)
     assert "Kpps" in page
     assert ">hard</text>" in (tmp_path / "speed.svg").read_text()
