@@ -16,6 +16,11 @@ define install
 	test -e $@.part && mv $@.part $@
 endef
 
+# Modules that the tests import are compiled here: otherwise each worker compiles all of them.
+define compile
+	-@$(PYTEST) --collect-only -qq >/dev/null 2>&1
+endef
+
 # The tests, and beside them what reads the source; its output follows theirs. Either may fail.
 define checked
 	@notes=$$(mktemp); \
@@ -44,7 +49,7 @@ test-all: $(VENV)/.dev   ## everything: slow tests, and more examples of each pr
 	$(call checked,"not gpu",HYPOTHESIS_PROFILE=thorough)
 
 doctests: $(VENV)/.dev   ## the examples in docstrings
-	OMP_NUM_THREADS=1 $(PYTEST) --doctest-modules $$(grep --recursive --files-with-matches --include='*.py' '>>>' src)
+	OMP_NUM_THREADS=1 $(PYTEST) -p tests.conftest --doctest-modules $$(grep --recursive --files-with-matches --include='*.py' '>>>' src)
 
 # Warnings are errors (mkdocs.yml); the theme's own notice is no warning of ours.
 MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
@@ -78,6 +83,7 @@ bench: $(VENV)/.dev      ## the programs of benchmarks/, with their default size
 pinned: $(BIN)/python    ## what CI installs: every file by its SHA-256
 	$(PIP) install --no-compile --require-hashes --no-deps -r requirements-ci.txt
 	$(PIP) install --no-compile --no-deps --no-build-isolation -e .
+	$(compile)
 	touch $(VENV)/.dev $(VENV)/.demo
 
 pins:                    ## write requirements-ci.txt anew (needs uv and the package index)
@@ -107,4 +113,5 @@ $(VENV)/.demo: $(BIN)/python pyproject.toml constraints.txt
 $(VENV)/.dev: EXTRAS := dev
 $(VENV)/.dev: $(BIN)/python pyproject.toml constraints.txt
 	$(install)
+	$(compile)
 	touch $(VENV)/.demo

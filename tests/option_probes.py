@@ -5,7 +5,7 @@ Everything is seeded, so two results differ only if their options do.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -45,7 +45,35 @@ Result = dict[str, Any]
 Options = Mapping[str, Any]
 
 
-def differs(one: Result, other: Result) -> bool:
+class Stages:
+    """A result in parts, each computed when a comparison first needs it."""
+
+    def __init__(self, parts: Iterable[Result]) -> None:
+        self.rest = iter(parts)
+        self.computed: list[Result] = []
+        self[0]
+
+    def __getitem__(self, number: int) -> Result | None:
+        """A part, or None after the last one."""
+        while len(self.computed) <= number:
+            part = next(self.rest, None)
+            if part is None:
+                return None
+            self.computed.append(part)
+        return self.computed[number]
+
+
+def differs(one: Stages, other: Stages) -> bool:
+    """Whether any part differs: most options have an effect in the first one."""
+    number = 0
+    while (mine := one[number]) is not None and (theirs := other[number]) is not None:
+        if _part_differs(mine, theirs):
+            return True
+        number += 1
+    return one[number] is not other[number]  # one has more parts
+
+
+def _part_differs(one: Result, other: Result) -> bool:
     """Whether two results have other parts, shapes or (beyond rounding) other numbers."""
     if one.keys() != other.keys():
         return True
@@ -227,7 +255,7 @@ def small_pairs(folder: Path) -> Pairs:
     return Pairs("few", splits)
 
 
-def training(tree: Mapping[str, Any], pairs: Pairs, folder: Path) -> Result:
+def training(tree: Mapping[str, Any], pairs: Pairs, folder: Path) -> Iterator[Result]:
     """The first step of two epochs of a run: losses, gradients, and what the objective learned."""
     settings = build_config(tree)
     torch.manual_seed(settings.seed)
@@ -235,6 +263,7 @@ def training(tree: Mapping[str, Any], pairs: Pairs, folder: Path) -> Result:
     run = Trainer(model, pairs, settings, folder)
     result = state("objective", run.objective) | state("model", model)
     for epoch in range(2):
+        torch.manual_seed(epoch)  # the second epoch may be asked for after other runs
         run.survey.epoch = epoch
         run.objective.begin_epoch(epoch, run.survey)
         run.step_module.train()
@@ -248,10 +277,11 @@ def training(tree: Mapping[str, Any], pairs: Pairs, folder: Path) -> Result:
         loss, _ = run.step_module(batch, epoch, epoch)
         if loss.requires_grad:
             loss.backward()
-        result[f"loss/{epoch}"] = _array(loss)
-        result |= {f"items/{epoch}": sorted(batch.image_ids.tolist())}
-        result |= _gradients(f"grad/{epoch}", run.step_module.named_parameters())
-    return result | {f"after/{k}": _array(v) for k, v in run.objective.state_dict().items()}
+        result["loss"] = _array(loss)
+        result["items"] = sorted(batch.image_ids.tolist())
+        result |= _gradients("grad", run.step_module.named_parameters())
+        yield result | {f"after/{k}": _array(v) for k, v in run.objective.state_dict().items()}
+        result = {}
 
 
 def _gradients(prefix: str, named: Iterable[tuple[str, nn.Parameter]]) -> Result:

@@ -33,6 +33,7 @@ WHOLE = {"conformance", "hostile", "parity", "same_scores", "options", "first_da
 """Tests of a folder as a whole; all others are named after the file that they test."""
 
 
+@cache
 def files() -> list[Path]:
     return sorted(SOURCE.rglob("*.py"))
 
@@ -166,6 +167,7 @@ def test_tests_that_are_named_somewhere_exist() -> None:
             assert (root / name).is_file(), f"{page}: {name}"
 
 
+@cache
 def modules_after(code: str) -> set[str]:
     done = subprocess.run(
         [sys.executable, "-c", f"{code}\nimport sys; print(' '.join(sys.modules))"],
@@ -176,16 +178,19 @@ def modules_after(code: str) -> set[str]:
     return set(done.stdout.split())
 
 
+STARTS = {
+    "cli": "import counterfoil, counterfoil.cli, counterfoil.core.config, counterfoil.data, "
+    "counterfoil.features",
+    "api": "import counterfoil.api",
+}
+
+
 def test_help_data_features_and_config_never_import_torch() -> None:
-    code = (
-        "import counterfoil, counterfoil.cli, counterfoil.core.config, counterfoil.data, "
-        "counterfoil.features"
-    )
-    assert "torch" not in modules_after(code)
+    assert "torch" not in modules_after(STARTS["cli"])
 
 
 def test_the_api_imports_nothing_heavy_that_it_may_not_need() -> None:
-    loaded = modules_after("import counterfoil.api")
+    loaded = modules_after(STARTS["api"])
     assert loaded.isdisjoint(
         {"transformers", "matplotlib", "pyarrow", "tensorboard", "eccv_caption", "scipy", "spacy"}
     )
@@ -198,13 +203,13 @@ def needed_names(extra: bool) -> set[str]:
     return {re.sub(r"[-_.]+", "-", name[0]).lower() for name, own in names if name and own is extra}
 
 
-@pytest.mark.parametrize("module", ["cli", "api"])
-def test_nothing_of_an_extra_is_imported_at_the_start(module: str) -> None:
+@pytest.mark.parametrize("start", STARTS)
+def test_nothing_of_an_extra_is_imported_at_the_start(start: str) -> None:
     """After `pip install counterfoil` FastAPI, for one, is not there."""
     optional = needed_names(extra=True) - needed_names(extra=False)
     assert {"fastapi", "scipy"} <= optional
     owners = packages_distributions()
-    loaded = {name.partition(".")[0] for name in modules_after(f"import counterfoil.{module}")}
+    loaded = {name.partition(".")[0] for name in modules_after(STARTS[start])}
     of_extras = {
         name
         for name in loaded

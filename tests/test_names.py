@@ -59,9 +59,9 @@ PHRASES = {
 }
 
 
-def defined_names(path: Path) -> Iterator[str]:
+def defined_names(source: str) -> Iterator[str]:
     """Every name that a file gives: variables, arguments, attributes, functions, classes."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
             yield node.id
         elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
@@ -72,9 +72,9 @@ def defined_names(path: Path) -> Iterator[str]:
             yield node.name
 
 
-def prose(path: Path) -> str:
+def prose(source: str) -> str:
     """Comments, docstrings and messages of a file."""
-    tokens = tokenize.generate_tokens(io.StringIO(path.read_text()).readline)
+    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
     kinds = {tokenize.COMMENT, tokenize.STRING, getattr(tokenize, "FSTRING_MIDDLE", -1)}
     return " ".join(token.string for token in tokens if token.type in kinds)
 
@@ -83,17 +83,19 @@ def counts(folder: Path) -> Counter[str]:
     """How often each avoided name is given, and each avoided phrase written, below a folder."""
     result: Counter[str] = Counter()
     for path in sorted(folder.rglob("*.py")):
-        for name in defined_names(path):
+        source = path.read_text()
+        for name, times in Counter(defined_names(source)).items():
             if name in OPTIONS or (path.stem, name) in WEIGHTS:
                 continue
             if name.lstrip("_") in VALUES:
-                result[name.lstrip("_")] += 1
+                result[name.lstrip("_")] += times
             elif name in TERMS:
-                result[name] += 1
+                result[name] += times
             elif BRITISH.search(name):
-                result["British spelling"] += 1
-        text = prose(path)
-        for phrase, pattern in PHRASES.items():
+                result["British spelling"] += times
+        candidates = {phrase: p for phrase, p in PHRASES.items() if re.search(p, source)}
+        text = prose(source) if candidates else ""  # tokenize is slow, and few files have any
+        for phrase, pattern in candidates.items():
             result[phrase] += len(re.findall(pattern, text))
     return result
 

@@ -7,7 +7,7 @@ import itertools
 import json
 import sys
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -55,7 +55,7 @@ OPTIONS = [
 BY_KIND = {registry.kind: registry for registry in REGISTRIES}
 
 
-Probe = Callable[[str, Mapping[str, Any]], probes.Result]
+Probe = Callable[[str, Mapping[str, Any]], probes.Result | Iterator[probes.Result]]
 
 
 class Trials:
@@ -65,9 +65,9 @@ class Trials:
         self.pairs = probes.small_pairs(root)
         self.folders = probes.folders(root, self.pairs)
         self.runs = (root / f"run-{number}" for number in itertools.count())
-        self.results: dict[str, probes.Result] = {}
+        self.results: dict[str, probes.Stages] = {}
 
-    def result(self, kind: str, name: str, options: Mapping[str, Any]) -> probes.Result:
+    def result(self, kind: str, name: str, options: Mapping[str, Any]) -> probes.Stages:
         text = json.dumps(dict(options))
         for key in sorted(self.folders, key=len, reverse=True):
             text = text.replace(f"${key}", self.folders[key])
@@ -76,13 +76,18 @@ class Trials:
             self.results[key] = self._refusals(self._probe(kind), name, json.loads(text))
         return self.results[key]
 
-    def _refusals(self, probe: Probe, name: str, options: Mapping[str, Any]) -> probes.Result:
+    def _refusals(self, probe: Probe, name: str, options: Mapping[str, Any]) -> probes.Stages:
         """A value that only another package could serve is refused, and so read."""
+
+        def stages() -> probes.Stages:
+            result = probe(name, options)
+            return probes.Stages([result] if isinstance(result, dict) else result)
+
         if "nobody" not in options.values():
-            return probe(name, options)
+            return stages()
         with pytest.raises(ConfigError, match="nobody") as refused:
-            probe(name, options)
-        return {"refused": str(refused.value)}
+            stages()
+        return probes.Stages([{"refused": str(refused.value)}])
 
     def _probe(self, kind: str) -> Probe:
         return {
@@ -95,16 +100,20 @@ class Trials:
             "extractor": probes.extractor,
         }[kind]
 
-    def _objective(self, name: str, options: Mapping[str, Any]) -> probes.Result:
+    def _objective(
+        self, name: str, options: Mapping[str, Any]
+    ) -> probes.Result | Iterator[probes.Result]:
         kind = objectives[name]
         if not kind.requires and kind.before_step is Objective.before_step:
             return probes.score_objective(name, options)
         return self._train(MODELS.get(name, VSE), {name: options})
 
-    def _protection(self, name: str, options: Mapping[str, Any]) -> probes.Result:
+    def _protection(self, name: str, options: Mapping[str, Any]) -> Iterator[probes.Result]:
         return self._train(VSE, {"triplet": {}, name: options})
 
-    def _train(self, model: Mapping[str, Any], objective: Mapping[str, Any]) -> probes.Result:
+    def _train(
+        self, model: Mapping[str, Any], objective: Mapping[str, Any]
+    ) -> Iterator[probes.Result]:
         tree = {
             "model": model,
             "objective": objective,

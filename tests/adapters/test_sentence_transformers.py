@@ -149,6 +149,7 @@ def toy_pairs(count: int = 8) -> dict[str, list]:
     return {"image": images, "caption": captions}
 
 
+@pytest.mark.slow
 def test_their_trainer_learns_with_our_objective(tmp_path) -> None:
     pytest.importorskip("accelerate", reason="the trainer of sentence-transformers needs it")
     datasets = pytest.importorskip(

@@ -125,7 +125,13 @@ def test_scenes_need_no_files(run, tmp_path, monkeypatch) -> None:
     assert [subset["items"] for subset in report["subsets"]] == [2] * 8
     assert {run.name, f"{run.name}, words shuffled", "caption likelihood"} <= set(report["means"])
     assert chart.read_bytes().startswith(b"\x89PNG")
-    assert as_json(*arguments) == report
+
+
+@pytest.mark.slow
+def test_scenes_are_drawn_the_same_twice(run, monkeypatch) -> None:
+    monkeypatch.setattr("counterfoil.evaluation.compositional.drawn._OTHER_FAMILIES", 20)
+    arguments = ["scenes", "--items", "2", "--model", run, "--seed", "3"]
+    assert as_json(*arguments) == as_json(*arguments)
 
 
 def test_missing_images_are_counted_and_named(tmp_path, run, images) -> None:

@@ -1,6 +1,6 @@
 """Sends hostile files through their doors and prints what each ended in, with time and memory.
 
-    python -m tests.hostile.child FOLDER [PART OF A NAME]
+    python -m tests.hostile.child FOLDER [PART OF A NAME ...]
 
 Runs in a process of its own: a file that takes too much ends this process, not the tests. One line
 of JSON per case: its name, the class and message of its error, seconds of CPU, and the growth of
@@ -205,7 +205,7 @@ def outcome(door: Callable[[Path], None], case: Case, path: Path) -> dict[str, A
     }  # fmt: skip
 
 
-def main(folder: Path, part: str = "") -> None:
+def main(folder: Path, *parts: str) -> None:
     def hung(*_: object) -> None:
         raise HungError
 
@@ -217,7 +217,7 @@ def main(folder: Path, part: str = "") -> None:
     doors = Doors(folder / BASE, f"http://127.0.0.1:{server.server_address[1]}")
     resource.setrlimit(resource.RLIMIT_AS, (ADDRESS_SPACE, ADDRESS_SPACE))
     for number, case in enumerate(all_cases()):
-        if part not in case.name:
+        if parts and not any(part in case.name for part in parts):
             continue
         own = folder / f"case-{number}"
         own.mkdir()

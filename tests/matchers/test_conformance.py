@@ -33,18 +33,25 @@ FORMS = {
     "chan/mean": {"pooling": "mean"},
     "imram/text": {"mode": "text", "steps": 2, "normalize": True},
 }
+SMALL = {
+    "uniter": {"layers": 2, "heads": 2, "ffn": 64},
+    **{name: {"sim_dim": 32} for name in ("saf", "sgr", "sgraf")},
+}
+"""Sizes of a matcher's own, which no property depends on."""
+
 NAMES = [name for name in matchers if getattr(matchers[name], "needs", "") == "fragments"]
 NAMES += [form for form in FORMS if form.split("/")[0] in matchers]
 FIRST = [name for name in matchers if name in NAMES and name not in ("scan", "sgraf")]
 """Every matcher in its own form, but for two that only add up others' scores."""
 
 every_matcher = pytest.mark.parametrize("name", thinned(NAMES, *FIRST))
-EXAMPLES = settings.default.max_examples // 8
+EXAMPLES = max(2, settings.default.max_examples // 8)
 
 
 def make(name: str, dtype: torch.dtype = torch.float32) -> FragmentMatcher:
     torch.manual_seed(0)
-    return matchers[name.split("/")[0]](DIM, **FORMS.get(name, {})).to(dtype).eval()
+    options = SMALL.get(name, {}) | FORMS.get(name, {})
+    return matchers[name.split("/")[0]](DIM, **options).to(dtype).eval()
 
 
 def side(lengths: list[int], longest: int, seed: int, dtype=torch.float32) -> Encoded:

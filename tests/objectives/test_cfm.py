@@ -394,7 +394,8 @@ def make_trainer(pairs, folder: Path, config, **kwargs) -> Trainer:
     return Trainer(model, pairs, config, folder, **kwargs)
 
 
-@pytest.mark.parametrize("name", thinned(["vse-fc", "scan-t2i"], "vse-fc"))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["vse-fc", "scan-t2i"])
 def test_a_run_learns_and_resumes_to_the_same_bytes(concepts, tmp_path, name) -> None:
     config = build_config(
         {

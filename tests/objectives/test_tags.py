@@ -369,6 +369,7 @@ def mean_of(records: list[dict], key: str) -> float:
     return float(np.mean([record[key] for record in records]))
 
 
+@pytest.mark.slow
 def test_a_run_learns_to_fill_to_tell_and_to_correct(concepts, tmp_path) -> None:
     trainer(some_of(concepts), tmp_path, settings(OBJECTIVE, epochs=8)).run()
     records = steps(tmp_path)

@@ -24,7 +24,7 @@ TINY: dict[str, Any] = {
             "train": {"epochs": 2, "batch_size": 24, "device": "cpu", "log_every": 1},
             "evaluation": {"bootstrap": 0},
         },
-        "scenes": {"data": {"min_count": 1, "options": {"images": [24, 8, 12]}}},
+        "scenes": {"data": {"min_count": 1, "options": {"images": [24, 8, 12], "captions": 2}}},
     },
     "runs": {
         "all": {"common": {"objective": {"triplet": {"margin": 0.2}}}},

@@ -76,6 +76,7 @@ def test_a_table_stopped_while_its_guide_is_built_goes_on_from_there(
     assert any("ndgl/agreement" in record for record in records)
 
 
+@pytest.mark.slow
 def test_a_guide_is_built_once_for_all_tables(place, cache) -> None:
     guide = guide_of(finished(place, cache))
     before = (guide.folder / MANIFEST).stat().st_mtime_ns
@@ -98,6 +99,7 @@ def test_an_ensemble_over_seeds_averages_the_scores_of_these_seeds(place, cache)
     assert results.complete
 
 
+@pytest.mark.slow
 def test_a_finished_student_asks_for_no_teachers(place, cache, tmp_path) -> None:
     finished(place, cache)
     copy = tmp_path / "copy"

@@ -60,8 +60,16 @@ def test_mean_and_deviation_are_those_of_a_sample(values) -> None:
         assert results.std is None
 
 
+def in_steps(**change: Any) -> dict[str, Any]:
+    """The tiny table with five steps in an epoch, to be stopped between them."""
+    tree = tiny(**change)
+    tree["base"]["common"]["train"]["batch_size"] = 9
+    return tree
+
+
+@pytest.mark.slow
 def test_a_run_of_a_table_that_was_cut_off_resumes_to_the_same_metrics(tmp_path, cache) -> None:
-    tree = tiny(rows=TINY["rows"][1:])
+    tree = in_steps(rows=TINY["rows"][1:])
     tree["base"]["common"]["train"]["epochs"] = 1
     plan, whole = planned(tree, tmp_path / "cut"), planned(tree, tmp_path / "whole")
     (run,) = plan.in_order()
@@ -77,7 +85,7 @@ def test_a_run_of_a_table_that_was_cut_off_resumes_to_the_same_metrics(tmp_path,
 
 @pytest.mark.slow
 def test_a_table_that_was_interrupted_goes_on_and_then_trains_nothing(tmp_path, cache) -> None:
-    plan = planned(tiny(), tmp_path, seeds=2)
+    plan = planned(in_steps(), tmp_path, seeds=2)
     first, second, *_ = plan.in_order()
     stopped = train(plan, cache, should_stop=lambda: is_finished(first.folder))
     assert stopped.interrupted
@@ -94,8 +102,8 @@ def test_a_table_that_was_interrupted_goes_on_and_then_trains_nothing(tmp_path, 
     assert train(plan, cache).trained == 3
     assert train(plan, cache).trained == 0
     kept = (second.folder / "metrics.jsonl").read_bytes()
-    whole = planned(tiny(), tmp_path / "whole").runs["hard"][0]
-    train(planned(tiny(rows=[TINY["rows"][1]]), tmp_path / "whole"), cache)
+    whole = planned(in_steps(), tmp_path / "whole").runs["hard"][0]
+    train(planned(in_steps(rows=[TINY["rows"][1]]), tmp_path / "whole"), cache)
     assert (whole.folder / "metrics.jsonl").read_bytes() == kept
 
     results = shown(plan, cache)
@@ -271,7 +279,7 @@ def test_a_scatter_measures_speed_beside_quality(out, cache, tmp_path) -> None:
     for row in results.rows:
         assert row.speed is not None
         assert 0 < row.speed.kpps <= row.speed.matching_kpps
-        assert (row.speed.images, row.speed.captions) == (12, 60)
+        assert (row.speed.images, row.speed.captions) == (12, 24)
     page = write_reproduction(results, tmp_path)
     assert "Kpps" in page
     assert ">hard</text>" in (tmp_path / "speed.svg").read_text()

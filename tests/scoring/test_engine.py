@@ -184,8 +184,8 @@ def threads(count: int) -> Iterator[None]:
 def test_threads_score_the_same_bits_in_the_same_order(name) -> None:
     torch.manual_seed(0)
     matcher = matchers[name](64).eval()
-    images, texts = side([36] * 40, 0, dim=64), side([12] * 60, 1, dim=64)
-    plan = plan_scores(images, texts, cells=100_000)
+    images, texts = side([36] * 20, 0, dim=64), side([12] * 30, 1, dim=64)
+    plan = plan_scores(images, texts, cells=25_000)
     assert len(plan.tiles) >= 8
     with threads(4):
         assert _threads_for(plan, torch.device("cpu")) == 4

@@ -268,6 +268,7 @@ def test_a_comparison_has_a_row_per_run(scenes) -> None:
     assert Comparison.from_json(table.to_json()).to_json() == table.to_json()
 
 
+@pytest.mark.slow
 def test_the_chosen_method_ranks_wrong_words_best(scenes, monkeypatch) -> None:
     monkeypatch.setattr("counterfoil.evaluation.words.evaluate.CHOICE_CAPTIONS", 40)
     model = make("naaf", scenes, 0)
