@@ -8,11 +8,14 @@ import pickle
 import numpy as np
 import pytest
 
+from counterfoil.core.config import build_config
 from counterfoil.core.errors import ConfigError, DataError
 from counterfoil.core.progress import Silent
+from counterfoil.core.zoo import resolve
 from counterfoil.data.pairs import Split
 from counterfoil.data.text.words import words
 from counterfoil.training.extra_negatives import foil_negatives
+from counterfoil.training.run import execute
 
 SPLIT = Split(
     "train",
@@ -127,3 +130,24 @@ def test_a_file_that_is_not_there_is_named(tmp_path) -> None:
         foils(tmp_path / "none.jsonl")
     with pytest.raises(ConfigError, match="count of at least 1, got 0"):
         foils("rules", count=0)
+
+
+def test_a_pretrained_model_writes_foils_by_its_name_as_by_its_folder(tmp_path) -> None:
+    def written(source: str, name: str) -> str:
+        config = {
+            "data": {"source": "scenes", "options": {"images": [6, 4, 4]}, "min_count": 1},
+            "model": {"name": "vse-fc", "embed_size": 8},
+            "objective": {"hardest": {}, "foils": {"source": source}},
+            "train": {"epochs": 1, "batch_size": 8, "device": "cpu"},
+            "evaluation": {"bootstrap": 0},
+        }
+        execute(build_config(config), tmp_path / name, tmp_path / f"{name}-cache")
+        (file,) = (tmp_path / f"{name}-cache" / "model-foils").glob("scenes-corrector-train-*")
+        return file.read_text()
+
+    by_name = written("scenes-corrector", "by-name")
+    assert by_name == written(str(resolve("scenes-corrector")), "by-folder")
+    lines = [json.loads(line) for line in by_name.splitlines()]
+    assert {line["image"] for line in lines} <= {f"scene-train-{i:06}" for i in range(6)}
+    assert all(line["foil"] != line["caption"] for line in lines)
+    assert len(lines) > 15

@@ -107,10 +107,11 @@ class FoilBased(Objective):
 class FoilObjective(FoilBased):
     """Hinge on foils of each caption; use it with another objective: {hardest: 1, foils: 0.5}.
 
-    ``source`` is ``rules`` (or a selection: ``rules:noun,swap``), a JSONL file of foils, or the
-    folder of a run trained with TAGS that writes them; ``count`` foils are added per caption. The
-    cost of a pair is that of its hardest foil (``hardest``), or the mean over its foils. A pair
-    without foils costs nothing, and is part of the mean over pairs (``reduction="mean"``).
+    ``source`` is ``rules`` (or a selection: ``rules:noun,swap``), a JSONL file of foils, or a run
+    or pretrained model (``scenes-corrector``) that was trained with TAGS and writes them; ``count``
+    foils are added per caption. The cost of a pair is that of its hardest foil (``hardest``), or
+    the mean over its foils. A pair without foils costs nothing, and is part of the mean over pairs
+    (``reduction="mean"``).
     """
 
     def __init__(

@@ -290,8 +290,9 @@ def foil_negatives(
     path = Path(source)
     if not path.is_file():
         raise ConfigError(
-            f"foils: '{source}' is neither '{RULES}' nor a file nor a run; give a JSONL file "
-            'with lines such as {"image": "12", "caption": "a dog runs", "foil": "a cat runs"}'
+            f"foils: '{source}' is neither '{RULES}' nor a file, a run or a pretrained model; give "
+            'a JSONL file with lines such as {"image": "12", "caption": "a dog runs", '
+            '"foil": "a cat runs"}'
         )
     foils = foils_by_caption(path, split)
     progress.say(f"{path.name}: foils for {len(foils)} of {len(split.texts)} captions")

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+from counterfoil.core import zoo
 from counterfoil.core.config import RunConfig
 from counterfoil.core.distributed import gather_rows, rank, world_size
 from counterfoil.core.errors import ConfigError, TrainingError
@@ -138,10 +139,12 @@ class TrainingRunSetup:
         return mine(self._other(run), self.train, count, self.progress, self.twins)
 
     def foils(self, source: str, count: int) -> ExtraNegativeSource:
-        if source.partition(":")[0] != RULES and Path(source).is_dir():
-            return foils_by_run(
-                Path(source), count, self.train, self._other, self.cache, self.progress
-            )
+        if source.partition(":")[0] != RULES:
+            pretrained = zoo.is_pretrained(source)
+            folder = zoo.resolve(source, cache=self.cache) if pretrained else Path(source)
+            if folder.is_dir():
+                load, cache = self._other, self.cache
+                return foils_by_run(folder, count, self.train, load, cache, self.progress)
         return foil_negatives(source, count, self.train, self.progress)
 
     def negative_images(self, foils: ExtraNegativeSource, images: str) -> NegativeImages:
