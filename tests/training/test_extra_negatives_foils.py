@@ -132,6 +132,7 @@ def test_a_file_that_is_not_there_is_named(tmp_path) -> None:
         foils("rules", count=0)
 
 
+@pytest.mark.slow
 def test_a_pretrained_model_writes_foils_by_its_name_as_by_its_folder(tmp_path) -> None:
     def written(source: str, name: str) -> str:
         config = {
