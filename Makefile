@@ -51,8 +51,8 @@ test-all: $(VENV)/.dev   ## everything: slow tests, and more examples of each pr
 doctests: $(VENV)/.dev   ## the examples in docstrings
 	OMP_NUM_THREADS=1 $(PYTEST) -p tests.conftest --doctest-modules $$(grep --recursive --files-with-matches --include='*.py' '>>>' src)
 
-# Warnings are errors (mkdocs.yml); the theme's own notice is no warning of ours.
-MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+# Warnings are errors (mkdocs.yml), but not with --quiet; the theme's own notice is no warning of ours.
+MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 docs: $(VENV)/.dev       ## the documentation in site/, with the tutorials run: some minutes
 	$(MKDOCS)
 

@@ -114,7 +114,7 @@ def test_every_tutorial_says_that_it_was_run() -> None:
 def test_the_site_builds_with_its_tutorials_and_loads_nothing_from_elsewhere(tmp_path) -> None:
     site = tmp_path / "site"
     built = subprocess.run(
-        [sys.executable, "-m", "mkdocs", "build", "--quiet", "--site-dir", str(site)],
+        [sys.executable, "-m", "mkdocs", "build", "--site-dir", str(site)],
         cwd=ROOT,
         env={**os.environ, "RUN_TUTORIALS": "true", "NO_MKDOCS_2_WARNING": "1"},
         capture_output=True,
