@@ -16,7 +16,8 @@ define install
 	test -e $@.part && mv $@.part $@
 endef
 
-# Modules that the tests import are compiled here: otherwise each worker compiles all of them.
+# Modules that the tests import are compiled here: otherwise each worker compiles all of them. Errors
+# are for the tests themselves to report.
 define compile
 	-@$(PYTEST) --collect-only -qq >/dev/null 2>&1
 endef

@@ -40,7 +40,7 @@ def draw_alarms(folder: Path) -> None:
             series[f"{data}: {name}"] = [(float(row[0]), float(row[column])) for row in rows]
     if series:
         nominal = [x for x, _ in next(iter(series.values()))]
-        series["as it should be"] = [(x, x) for x in nominal]
+        series["nominal = actual"] = [(x, x) for x in nominal]
         title = "False alarms on test, with thresholds from dev"
         figure = line_chart(series, title, "nominal rate, %", "actual rate, %")
         save_figure(figure, folder / "alarms.svg")

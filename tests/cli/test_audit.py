@@ -230,6 +230,15 @@ def test_a_corrector_sees_the_audited_images_with_its_own_eyes(run, cache, tmp_p
         assert (told["text"] if told else line["text"]) == expected.corrected
 
 
+def test_a_corrector_serves_one_split_of_named_data(run, corrector, cache, tmp_path) -> None:
+    """Of which the others have no features."""
+    asked = ["audit", run, "scenes", "--option", "images=[8,6,6]", "--split", "test"]
+    asked += ["--out", tmp_path, "--cache", cache, "--threshold", 0.01, "--details", 1]
+    assert "no corrections" not in invoke(*asked, "--corrector", corrector)
+    wrong = [line for line in lines_of(tmp_path) if line["kind"] == "mismatch"]
+    assert wrong[0]["correction"] or wrong[0]["correction_note"]
+
+
 def test_a_corrector_of_other_features_is_refused(run, concepts, cache, tmp_path) -> None:
     other = run_folder(concepts, tmp_path / "other", CORRECTOR)
     asked = ["audit", run, "--out", tmp_path / "out", "--cache", cache, "--corrector", other]

@@ -168,7 +168,8 @@ def test_features_are_extracted_of_the_named_splits_only(tmp_path) -> None:
     # this dev split was set aside from the training images
     assert read("dev")[0] == {"train", "dev"}
     with pytest.raises(DataError, match=r"no split 'tset'.*test"):
-        read("tset")[1]["tset"]
+        read("tset")
+    assert not list(tmp_path.glob("cache-tset/**/*.npy"))  # refused before anything is extracted
 
 
 @pytest.mark.slow

@@ -21,7 +21,7 @@ from counterfoil.core.errors import ConfigError
 from counterfoil.core.storage.reading import read_text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator
+    from collections.abc import Callable, Collection, Iterator, Sequence
 
     from counterfoil.audit import Audit, Corrector
     from counterfoil.core.progress import Progress
@@ -166,7 +166,7 @@ def check(
         if trusted is not None:
             reason = f"--trusted {trusted}: the data have no other split to audit"
         raise ConfigError(reason)
-    correct = _correctors(run, corrector, model, data, read, device)
+    correct = _correctors(run, corrector, model, splits, read, device)
     checkpoints = {one.name: out / f".{one.name}.scored" for one in splits}
     # refused now, not after an hour of scoring
     with locked_folder(out, "writing an audit there", "wait for it, or choose another --out"):
@@ -269,7 +269,7 @@ def _correctors(
     run: Path,
     named: Path | None,
     model: Model,
-    data: Pairs,
+    splits: Sequence[Split],
     read: Callable[[Path], Pairs],
     device: str,
 ) -> Callable[[Split], Corrector | None]:
@@ -282,7 +282,7 @@ def _correctors(
     if named is None or named.resolve() == run.resolve():
         return lambda split: Corrector(model, split)
     other = load_model(named, device)
-    Corrector(other, next(iter(data)))  # refuse it now, not after an hour of scoring
+    Corrector(other, splits[0])  # refuse it now, not after an hour of scoring
     theirs = read(named)
     _refuse_other_features(named, other, theirs)
     return lambda split: Corrector(other, theirs[split.name])

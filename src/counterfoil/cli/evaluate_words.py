@@ -180,8 +180,8 @@ def _maker(
             f"--foils '{foils}': expected {RULES}, {FLUENT}, {TRUTH}, or the folder or name of a "
             "run that writes foils"
         )
-    of_use = [one.name for one in pairs if one.fragments is not None]
-    writer, theirs = load_model(folder, device), source.read(folder, of_use)
+    extracted = [one.name for one in pairs if one.fragments is not None]
+    writer, theirs = load_model(folder, device), source.read(folder, extracted)
 
     def written(name: str, most: int, seed: int) -> Foils:
         _check_same(folder, theirs[name], pairs[name])

@@ -94,7 +94,7 @@ class DataChoice:
         return progress(self.quiet)
 
     def read(self, run: Path, splits: Collection[str] | None = None) -> Pairs:
-        """All splits, with the kind of features that the run reads (of ``splits``, if given)."""
+        """All splits, with the features that the run reads; of named data, those of ``splits``."""
         from counterfoil.training.run_data import evaluation_split
 
         return evaluation_split(

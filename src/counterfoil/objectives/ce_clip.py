@@ -19,6 +19,7 @@ from counterfoil.objectives.foils import (
     NO_OWNER,
     FoilBased,
     FoilMatrix,
+    add_in_order,
     extra_items,
     foil_matrix,
     pair_rows,
@@ -39,8 +40,7 @@ def intra_modal_loss(
     # logsumexp per pair over a ragged set: shifted by its maximum, which is at least 0
     highest = torch.zeros_like(positive).scatter_reduce(0, owners, logits.detach(), "amax")
     terms = (logits - highest[owners]).exp()
-    # not index_add, whose order of additions changes from call to call on a GPU
-    total = (-highest).exp().index_put((owners,), terms, accumulate=True)
+    total = add_in_order((-highest).exp(), owners, terms)
     losses = highest + total.log()
     has_foils = torch.zeros_like(positive).index_fill(0, owners, 1.0)
     return (losses * has_foils).sum() / has_foils.sum().clamp(min=1)

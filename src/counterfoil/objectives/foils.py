@@ -263,8 +263,17 @@ def foil_costs(
     if hardest:
         return torch.zeros_like(positive).scatter_reduce(0, owners, costs, "amax")
     number = torch.bincount(owners, minlength=len(positive)).clamp(min=1)
-    # not index_add, whose order of additions changes from call to call on a GPU
-    return torch.zeros_like(positive).index_put((owners,), costs, accumulate=True) / number
+    return add_in_order(torch.zeros_like(positive), owners, costs) / number
+
+
+def add_in_order(start: Tensor, index: Tensor, values: Tensor) -> Tensor:
+    """``start`` with each value added at its index, in an order that is the same in every call.
+
+    On a GPU `index_add` adds in any order, and on a CPU `index_put` does, by several threads.
+    """
+    if start.is_cuda:
+        return start.index_put((index,), values, accumulate=True)
+    return start.index_add(0, index, values)
 
 
 @torch.no_grad()

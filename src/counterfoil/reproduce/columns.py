@@ -96,6 +96,7 @@ FOIL_NUMBERS = (
     "harder",
     "gap",
     "other_image",
+    "own_image",
     "true_negatives",
     "false_negatives",
     "senseless",

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Union
 
-from counterfoil.core.config import RunConfig, apply_override, build_config, merge
+from counterfoil.core.config import DataConfig, RunConfig, apply_override, build_config, merge
 from counterfoil.core.errors import ConfigError, DataError, nearest
 from counterfoil.models import resolve
 from counterfoil.objectives import create_objective
@@ -127,8 +127,10 @@ def _relevant(config: RunConfig) -> dict[str, Any]:
     tree = config.model_dump()
     for section, key in RESUMABLE_KEYS:
         tree[section].pop(key)
-    if config.data.stream is None:  # then its buffer changes nothing
-        del tree["data"]["stream"], tree["data"]["shuffle_buffer"]
+    streaming = ("stream", "shuffle_buffer")
+    if all(tree["data"][key] == DataConfig.model_fields[key].default for key in streaming):
+        for key in streaming:  # younger than most stored results
+            del tree["data"][key]
     if config.train.precision != "float32":
         tree["train"]["mixed"] = MIXED_PRECISION_REVISION
     optimizer = tree["train"]["optimizer"]

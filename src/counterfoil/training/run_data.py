@@ -341,20 +341,23 @@ def evaluation_split(
             raise ConfigError("--option and --format say how to read --data: name it, too")
         return read_data(config, cache, progress, _own_pixels(run, config), read_dev_split(run))
     pairs = load_pairs(data, format, options=options, cache_dir=cache, progress=progress)
-    model, aside = load_model(run, "cpu"), read_dev_split(run)
-    wanted = pairs if splits is None else _only(pairs, splits, with_train=bool(aside))
+    model, dev_ids = load_model(run, "cpu"), read_dev_split(run)
+    wanted = pairs if splits is None else _only(pairs, splits, dev_from_train=bool(dev_ids))
     extracted = with_fragments(
         wanted, cache, model.fragments_from or "segments", model.fragments_options, progress
     )
     pairs = replace(extracted, splits={**pairs.splits, **extracted.splits})
     # the same images may come from another folder: its dev split was not trained on
-    return with_dev_split(pairs, 0.0, aside)
+    return with_dev_split(pairs, 0.0, dev_ids)
 
 
-def _only(pairs: Pairs, names: Collection[str], with_train: bool) -> Pairs:
-    """The data set with the named splits; one that is missing may be part of train, as dev is."""
-    wanted = {pairs[name].name for name in names if name in pairs}
-    wanted |= {"train"} if with_train and not wanted.issuperset(names) else set()
+def _only(pairs: Pairs, names: Collection[str], dev_from_train: bool) -> Pairs:
+    """The data set with the named splits; an unknown name is refused before anything is extracted.
+
+    With ``dev_from_train``, dev is part of train if the data set has no such split.
+    """
+    in_train = DEV_NAMES if dev_from_train and lacks_dev(pairs) else ()
+    wanted = {pairs["train" if name in in_train else name].name for name in names}
     return replace(pairs, splits={k: v for k, v in pairs.splits.items() if k in wanted})
 
 

@@ -101,6 +101,9 @@ def test_accuracies_agree_with_counting(items) -> None:
     assert result.gap == pytest.approx(sum(true - foil) / len(items))
     shares = {-1.0: 0.0, 0.0: 0.5, 1.0: 1.0}
     assert result.other_image == pytest.approx(sum(shares[f - 1] for f in foil) / len(items))
+    gains = [t - f - (f - 1) for t, f in zip(true, foil, strict=True)]
+    clearer = [1.0 if gain > 0 else 0.5 if gain == 0 else 0.0 for gain in gains]
+    assert result.own_image == pytest.approx(sum(clearer) / len(items))
 
 
 def test_another_image_reveals_a_model_that_only_reads(scenes, foils) -> None:
@@ -121,6 +124,7 @@ def test_another_image_reveals_a_model_that_only_reads(scenes, foils) -> None:
     alone = [pair for pair, image in zip(pairs, images, strict=True) if image == images[0]]
     one = score_foils(make(scenes), scenes.test, replace(foils, pairs=alone))
     assert one.other_image is None
+    assert one.own_image is None
     assert np.isnan(one.elsewhere).all()
 
 

@@ -278,7 +278,8 @@ def judge_foils(
         caption_accuracy=100 * scores.caption_accuracy,
         harder=100 * float(np.mean(scores.foil > scores.true)),
         gap=scores.gap,
-        other_image=None if scores.other_image is None else 100 * scores.other_image,
+        other_image=_percent(scores.other_image),
+        own_image=_percent(scores.own_image),
         **_truth_shares(split, foils.pairs),
         **_false_accuracy(scores, verdicts),
         **(_word_shares(words) if words is not None else {}),
@@ -321,6 +322,10 @@ def _truth_shares(split: Split, pairs: Sequence[FoilPair]) -> dict[str, Any]:
         "senseless": 100 * senseless / checked,
         "undecided": 100 * counts["unsure"] / len(pairs),
     }
+
+
+def _percent(share: float | None) -> float | None:
+    return None if share is None else 100 * share
 
 
 def _false_accuracy(scores: FoilScores, verdicts: Sequence[Verdict]) -> dict[str, float]:

@@ -41,7 +41,8 @@ class FoilReport(Report):
     ``gap`` the mean difference of the scores. ``false_accuracy`` counts only foils that are
     certainly false of their image. ``other_image`` is the accuracy with the image of another
     pair. Compare it with that of the model before training with foils: a rise is a preference for
-    sentences like the captions, whatever the image shows.
+    sentences like the captions, whatever the image shows. In ``own_image`` it cancels: the share of
+    foils for which caption minus foil is larger with their own image than with another one.
 
     Words of foils (TAGS-DC §4.4): ``wod_auc`` and ``wod_accuracy`` of detecting replaced words,
     ``wod_found`` their recall at a threshold of 0.5, ``woc_accuracy`` the share corrected.
@@ -64,6 +65,7 @@ class FoilReport(Report):
     harder: float
     gap: float
     other_image: float | None = None
+    own_image: float | None = None
     true_negatives: float | None = None
     false_accuracy: float | None = None
     checked: int = 0
@@ -96,6 +98,7 @@ class FoilReport(Report):
             ("true caption > all its foils", self.caption_accuracy),
             ("foil > true caption", self.harder),
             ("true caption > foil, with another image", self.other_image),
+            ("more clearly with its own image than with another", self.own_image),
             ("true negatives", self.true_negatives),
             ("word discrimination, AUC", self.wod_auc),
             ("word discrimination, accuracy", self.wod_accuracy),

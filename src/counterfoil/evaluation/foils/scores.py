@@ -78,6 +78,17 @@ class FoilScores:
         return float(np.mean((np.sign(known) + 1) / 2)) if len(known) else None
 
     @property
+    def own_image(self) -> float | None:
+        """Share of foils that their own image rejects more clearly than another, a tie as a half.
+
+        A preference for a sentence, whatever the image shows, is the same with both images and
+        cancels.
+        """
+        known = ~np.isnan(self.elsewhere)
+        gains = (self.true - self.foil - self.elsewhere)[known]
+        return float(np.mean((np.sign(gains) + 1) / 2)) if len(gains) else None
+
+    @property
     def gap(self) -> float:
         """Mean score of captions minus that of their foils."""
         return float(np.mean(self.true - self.foil))
