@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import multiprocessing
 import os
 import traceback
@@ -57,6 +58,7 @@ class TwoProcesses:
         self.connections: list[Connection] = []
 
     def start(self) -> None:
+        importlib.import_module("torch._dynamo")  # DistributedDataParallel does: once for both
         context = multiprocessing.get_context("fork")  # with torch and all tests imported
         self.started += 1
         for rank in range(2):
