@@ -22,10 +22,11 @@ define compile
 	-@$(PYTEST) --collect-only -qq >/dev/null 2>&1
 endef
 
-# The tests, and beside them what reads the source; its output follows theirs. Either may fail.
+# The tests, and beside them what reads the source: at low priority, so that it uses the time in
+# which tests wait, and goes on when a worker is done. Its output follows theirs. Either may fail.
 define checked
 	@notes=$$(mktemp); \
-	$(MAKE) --no-print-directory --keep-going lint typecheck doctests links >$$notes 2>&1 & \
+	nice -n 19 $(MAKE) --no-print-directory --keep-going lint typecheck doctests links >$$notes 2>&1 & \
 	reading=$$!; trap "kill $$reading" INT TERM; \
 	OMP_NUM_THREADS=1 $(2) $(PYTEST) --numprocesses=2 --dist=loadfile --no-loadscope-reorder --durations=15 -m $(1); \
 	tested=$$?; wait $$reading; read=$$?; cat $$notes; rm -f $$notes; \

@@ -281,6 +281,7 @@ def test_the_config_of_a_run_says_how_its_model_was_made(pairs, tmp_path, monkey
     assert [one.init_from for one in made] == [str(tmp_path / "first"), None]
 
 
+@pytest.mark.slow
 def test_noise_shuffles_the_captions_that_a_run_is_trained_on(pairs, tmp_path) -> None:
     def losses(name, **data):
         model = cf.create("vse-fc", pairs, embed_size=16)

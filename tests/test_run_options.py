@@ -64,7 +64,7 @@ EFFECTS: dict[str, list[str]] = {
     "train.schedule.factor=0.5": [DECAY],
     "train.precision=bf16": [],
     "train.log_every=2": [],
-    "train.early_stop=1": [STILL, "train.epochs=4"],
+    "train.early_stop=1": [STILL, "train.epochs=3"],
     "evaluation.split=test": [],
     "evaluation.max_images=2": [],
 }

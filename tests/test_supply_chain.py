@@ -62,6 +62,7 @@ def test_every_requirement_of_the_package_is_pinned(pins, supply_chain) -> None:
     assert not names - set(pins) - not_in_ci, "run `make pins`"
 
 
+@pytest.mark.slow
 def test_the_list_of_components_has_each_package_once_with_what_it_requires(supply_chain) -> None:
     document = supply_chain.sbom()
     listed = [one["name"] for one in document["components"]]

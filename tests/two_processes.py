@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
+import multiprocessing
 import os
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
@@ -14,15 +16,16 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from counterfoil.reproduce.workers import own_processes
-
 PATIENCE = 180
 """Seconds that a function may take; one that waits for a process that has failed never ends."""
 
 
-def serve(rank: int, meeting: str, connection: Connection) -> None:
+def serve(rank: int, meeting: str, connection: Connection, copied: Sequence[Connection]) -> None:
     """One of the two: join the other, then run what is sent until the sender is gone."""
+    for end in copied:  # of the sender: else its end would not be seen here
+        end.close()
     torch.set_num_threads(1)
+    torch.manual_seed(0)  # whatever the tests before have drawn
     dist.init_process_group(
         "gloo",
         init_method=f"file://{meeting}",
@@ -55,16 +58,18 @@ class TwoProcesses:
         self.connections: list[Connection] = []
 
     def start(self) -> None:
-        context = own_processes()  # copies of one process that has imported torch
+        importlib.import_module("torch._dynamo")  # DistributedDataParallel does: once for both
+        context = multiprocessing.get_context("fork")  # with torch and all tests imported
         self.started += 1
         for rank in range(2):
             mine, theirs = context.Pipe()
             meeting = str(self.folder / f"meeting-{self.started}")
-            process = context.Process(target=serve, args=(rank, meeting, theirs), daemon=True)
+            self.connections.append(mine)
+            arguments = (rank, meeting, theirs, tuple(self.connections))
+            process = context.Process(target=serve, args=arguments, daemon=True)
             process.start()
             theirs.close()
             self.processes.append(process)
-            self.connections.append(mine)
 
     def stop(self) -> None:
         for process, connection in zip(self.processes, self.connections, strict=True):

@@ -144,7 +144,7 @@ def test_slow_bodies_take_no_slots_from_searches(content) -> None:
 def test_a_client_that_does_not_read_its_answers_is_cut_off(content) -> None:
     request = b"GET /static/views.css HTTP/1.1\r\nHost: localhost\r\n\r\n"
     with (
-        running(content, Limits(send_timeout=0.5, timeout=4.0)) as client,
+        running(content, Limits(send_timeout=0.5, timeout=2.0)) as client,
         connected(client) as connection,
     ):
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)

@@ -26,7 +26,6 @@ from counterfoil.audit.noise_benchmark import (
 from counterfoil.core.config import build_config
 from counterfoil.core.errors import ConfigError, DataError
 from counterfoil.core.progress import Silent
-from tests.conftest import thinned
 
 METHODS = {
     "similarity",
@@ -152,7 +151,8 @@ def test_some_images_of_a_noisy_split_keep_their_marks(concepts) -> None:
     np.testing.assert_array_equal(part.wrong, noisy.wrong[captions])
 
 
-@pytest.mark.parametrize("folds", thinned([1, 2], 2))
+@pytest.mark.slow
+@pytest.mark.parametrize("folds", [1, 2])
 def test_a_model_trained_on_the_noise_scores_every_caption(concepts, folds) -> None:
     source = SelfTrained(small().config, folds)
     noisy = plant(concepts.test, "random", 0.3, 0)

@@ -187,6 +187,7 @@ def test_another_demo_in_the_folder_is_refused_without_overwrite(copied, cache) 
         invoke(*SMALL[:3], "--train-scenes", 60, "--out", copied, "--cache", cache)
 
 
+@pytest.mark.slow
 def test_beside_the_page_a_failed_stage_is_reported_and_the_next_one_runs(copied, cache) -> None:
     messages: list[object] = []
     complete = threading.Event()

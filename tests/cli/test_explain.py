@@ -153,6 +153,7 @@ def test_evaluating_words_adds_a_report(runs, cache) -> None:
     assert twice["words"]["foils"] > found["words"]["foils"]
 
 
+@pytest.mark.slow
 def test_each_run_gets_a_row_and_markdown_is_written(runs, cache, tmp_path) -> None:
     out = tmp_path / "results" / "table.md"
     both = [runs["naaf"], runs["vse-fc"], *QUICK, "--separately", "--cache", cache]

@@ -103,6 +103,7 @@ def test_an_index_is_not_written_into_a_saved_model(scene, source) -> None:
     from_pretrained(source)  # refuses files that were added
 
 
+@pytest.mark.slow
 def test_an_index_of_a_run_is_written_into_it_and_of_a_saved_model_elsewhere(scene) -> None:
     shutil.copytree(zoo.FOLDER / "scenes-naaf", "run/best")
     data = ("scenes", "--option", "images=[2,2,2]", "--cache", "cache")

@@ -218,6 +218,10 @@ def test_a_shell_completes_names_and_files() -> None:
     Path("scenes/rv.yaml").write_text("seed: 1\n")
     results = ["scenes/rvse-mlp", "scenes/rvsepp", "scenes/rv.yaml"]
     assert completed("counterfoil train scenes/rv") == results
+
+
+@pytest.mark.slow
+def test_a_shell_completes_names_to_be_shown_and_commands() -> None:
     assert completed("counterfoil recipes show phot") == ["photos"]
     assert "copy" in completed("counterfoil recipes c")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import signal
 import time
 from pathlib import Path
 
@@ -14,16 +15,23 @@ from counterfoil.core import distributed
 from counterfoil.core.distributed import processes
 from counterfoil.core.errors import DataError, LostLoaderError
 from counterfoil.objectives import objectives
-from tests.faults.children import Moment
 from tests.faults.processes import CASES, compare, start_ranks, try_death, wait_all
+
+
+def die() -> None:
+    """Be killed, once the others are all waiting."""
+    time.sleep(0.5)
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def work(fails: bool) -> None:
     """One process of a run: the second fails, or is killed while all others wait."""
     distributed.WATCH_SECONDS, distributed.FAILURE_GRACE_SECONDS = 0.2, 0.5
     with processes(dict(os.environ), lambda message: print(message, flush=True)):
-        if fails and os.environ["RANK"] == "1":
-            raise DataError("the second image is missing")
+        if os.environ["RANK"] == "1":
+            if fails:
+                raise DataError("the second image is missing")
+            die()
         time.sleep(100)
 
 
@@ -31,9 +39,8 @@ def work(fails: bool) -> None:
 def test_all_processes_end_with_the_message_of_one_that_fails_or_is_killed(
     tmp_path: Path, fails: bool
 ) -> None:
-    dying = {} if fails else {1: Moment(seconds=4.0)}
     started = time.monotonic()
-    ranks = start_ranks(lambda: work(fails), tmp_path, 3, dying)
+    ranks = start_ranks(lambda: work(fails), tmp_path, 3, {})
     results, _ = wait_all(ranks, limit=60)
     assert time.monotonic() - started < 50
     for rank in (0, 2):
@@ -48,13 +55,13 @@ def lose_loaders() -> None:
     distributed.WATCH_SECONDS = 0.2
     with processes(dict(os.environ)):
         try:
-            dist.barrier() if os.environ["RANK"] == "0" else time.sleep(100)
+            dist.barrier() if os.environ["RANK"] == "0" else die()
         except RuntimeError as error:
             raise LostLoaderError("a loader process was lost") from error
 
 
 def test_loaders_that_are_lost_with_another_process_are_not_the_message(tmp_path: Path) -> None:
-    ranks = start_ranks(lose_loaders, tmp_path, 2, {1: Moment(seconds=4.0)})
+    ranks = start_ranks(lose_loaders, tmp_path, 2, {})
     results, _ = wait_all(ranks, limit=60)
     last = results[0].output.strip().splitlines()[-1]
     assert "PeerError: process 1 of this run (pid" in last

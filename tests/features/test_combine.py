@@ -26,11 +26,15 @@ def parts(tmp_path_factory) -> list[str]:
     return [f'transformers {{"model": "{folder}", "pooled": false}}' for folder in folders]
 
 
-@pytest.fixture
-def untrained(monkeypatch) -> None:
-    """EfficientNet-Lite0 with weights of no training: the way to its cells is what is tested."""
+@pytest.fixture(scope="module")
+def network() -> EfficientNetLite:
     torch.manual_seed(0)
-    network = EfficientNetLite(0).eval()
+    return EfficientNetLite(0).eval()
+
+
+@pytest.fixture
+def untrained(monkeypatch, network) -> None:
+    """EfficientNet-Lite0 with weights of no training: the way to its cells is what is tested."""
     monkeypatch.setattr(EfficientNetLiteFeatures, "_network", network)
     monkeypatch.setattr("counterfoil.features.efficientnet.weights_digest", lambda _: "none")
 

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
+import multiprocessing
 import sys
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
 from tests.conftest import thinned
 from tests.data.hostile import BOMBS
+from tests.hostile import child
 from tests.hostile.corpus import all_cases
 
 LEAST_CASES = 200
@@ -20,27 +21,31 @@ SECONDS = 2.0
 ended by an alarm, and fails by its error."""
 
 MEMORY_MIB = 500.0
+PATIENCE = 900.0
 CASES = {case.name: case for case in all_cases()}
 LONG = {f"checkpoint: {bomb}" for bomb in BOMBS} - {"checkpoint: keys with one hash"}
 """Bombs that `tests/data/test_pickles.py` sends through the same reader of pickles."""
 
 
+def send(folder: Path, names: list[str], lines: Path) -> None:
+    with lines.open("w") as sys.stdout:
+        child.main(folder, *names)
+
+
 @pytest.fixture(scope="module")
 def outcomes(request, tmp_path_factory) -> dict[str, dict]:
-    """What each selected case ended in: one child for all, since torch is slow to load."""
+    """What each selected case ended in: one child for all, with what is imported here."""
     folder = tmp_path_factory.mktemp("hostile")
     items = [item for item in request.session.items if item.path == request.path]
     names = [item.callspec.params["name"] for item in items if hasattr(item, "callspec")]
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.hostile.child", str(folder), *names],
-        capture_output=True,
-        text=True,
-        timeout=900,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    found = {one["name"]: one for one in map(json.loads, done.stdout.splitlines())}
+    lines = folder / "outcomes.jsonl"
+    process = multiprocessing.get_context("fork").Process(target=send, args=(folder, names, lines))
+    process.start()
+    process.join(PATIENCE)
+    process.kill()
+    found = {one["name"]: one for one in map(json.loads, lines.read_text().splitlines())}
     missing = [name for name in names if name not in found]
-    assert not missing, f"the child ended with {done.returncode} at {missing[0]}: {done.stderr}"
+    assert not missing, f"the child ended with {process.exitcode} at {missing[0]}"
     doors = Counter(CASES[name].door for name in names)
     print(f"{len(found)} hostile files:", ", ".join(f"{n} {door}" for door, n in doors.items()))
     return found

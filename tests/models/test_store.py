@@ -204,7 +204,7 @@ def test_a_weight_that_half_precision_cannot_hold_is_refused_by_name(concepts, t
     save_pretrained(model, tmp_path / "m")
 
 
-@pytest.mark.parametrize("name", thinned(zoo.names(), "scenes-naaf", "photos-vse"))
+@pytest.mark.parametrize("name", thinned(zoo.names(), "scenes-naaf"))
 def test_a_shipped_model_loads_by_name_and_scores(name, tmp_path, monkeypatch) -> None:
     if zoo.entries()[name].extra == "vision" and not has_weights(2):
         pytest.skip("needs the weights of EfficientNet-Lite2")

@@ -435,7 +435,7 @@ def losses_and_gradients(folder: Path) -> list[Tensor]:
         torch.manual_seed(7 + rank())
         mine = range(5) if rank() == 0 else range(5, 12)
         batch = Collate(model.text.pad)([items[0, 2 * i, 0] for i in mine])
-        for number in range(6):
+        for number in range(3):
             loss, _ = run(batch, 0, number)
             loss.backward()
             results.append(loss.detach())
@@ -447,4 +447,4 @@ def test_processes_draw_alike_and_agree_on_loss_and_gradients(tmp_path, in_two_p
     first, second = in_two_processes(losses_and_gradients, tmp_path)
     for mine, theirs in zip(first, second, strict=True):
         assert torch.allclose(mine, theirs, rtol=1e-5)
-    assert len({float(loss) for loss in first[:6]}) > 1
+    assert len({float(loss) for loss in first[:3]}) > 1

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,11 +18,10 @@ from counterfoil.data.pairs import Split
 from counterfoil.models.store import save_pretrained
 from counterfoil.objectives import create_objective, foils  # noqa: F401 - registered
 from counterfoil.training.step import TrainingStep
-from tests.conftest import make_split
+from tests.conftest import make_split, thinned
 from tests.objectives.live import prepare, small_model
 
 SIZE = 11  # shares of six and five
-COMPARED = ("vse-fc", "scan-t2i")
 CASES = {
     "foils of both": {"foils": {"source": "some.jsonl", "count": 2}},
     "foils of one": {"hardest": 1, "foils": {"source": "first.jsonl"}},
@@ -55,32 +53,27 @@ def doubled(images):
     return replace(images, fragments=images.fragments.double())
 
 
-def losses_and_gradients(folder: Path, names: Sequence[str], training: bool) -> dict[str, dict]:
-    """Of every case and some models, as this process, one of however many, finds them."""
+def losses_and_gradients(folder: Path, name: str, training: bool) -> dict[str, dict]:
+    """Of a model in every case, as this process, one of however many, finds them."""
     split = make_split(folder / f"data-{world_size()}-{rank()}", "train", 20, 0)
     results = {}
-    for name in names:
-        for case, spec in CASES.items():
-            model = small_model(split, name).double().train(training)
-            objective = create_objective(spec)
-            prepare(objective, split, model)
-            step = TrainingStep(model, objective, None)
-            run = (
-                DistributedDataParallel(step, find_unused_parameters=True)
-                if world_size() > 1
-                else step
-            )
-            loss, diagnostics = run(one_batch(split, model.text, objective), 0, 0)
-            loss.backward()
-            results[f"{name}, {case}"] = {
-                "loss": loss.detach(),
-                "gap": diagnostics.get("foils/gap", diagnostics.get("offline/gap")),
-                "gradients": {
-                    key: value.grad
-                    for key, value in model.named_parameters()
-                    if value.grad is not None
-                },
-            }
+    for case, spec in CASES.items():
+        model = small_model(split, name).double().train(training)
+        objective = create_objective(spec)
+        prepare(objective, split, model)
+        step = TrainingStep(model, objective, None)
+        run = (
+            DistributedDataParallel(step, find_unused_parameters=True) if world_size() > 1 else step
+        )
+        loss, diagnostics = run(one_batch(split, model.text, objective), 0, 0)
+        loss.backward()
+        results[case] = {
+            "loss": loss.detach(),
+            "gap": diagnostics.get("foils/gap", diagnostics.get("offline/gap")),
+            "gradients": {
+                key: value.grad for key, value in model.named_parameters() if value.grad is not None
+            },
+        }
     return results
 
 
@@ -106,22 +99,20 @@ def write_sources(folder: Path) -> None:
     save_pretrained(small_model(split, "vse-fc"), folder / "first")
 
 
-def as_one_of_two(folder: Path) -> dict[str, dict]:
-    # statistics over all processes: they must meet, whatever each has to score
-    shared = losses_and_gradients(folder, ["saf"], training=True)
-    assert all(result["loss"].isfinite() for result in shared.values())
-    return losses_and_gradients(folder, COMPARED, training=False)
-
-
-def test_two_processes_give_the_loss_and_gradients_of_one(
-    tmp_path, monkeypatch, in_two_processes
-) -> None:
+@pytest.fixture
+def sources(tmp_path, monkeypatch) -> Path:
+    """The folder of the files that the cases name, in which this process works."""
     monkeypatch.chdir(tmp_path)
     for name in ("1-0", "2-0", "2-1"):
         (tmp_path / f"data-{name}").mkdir()
     write_sources(tmp_path)
-    one = losses_and_gradients(tmp_path, COMPARED, training=False)
-    two = in_two_processes(as_one_of_two, tmp_path)[0]
+    return tmp_path
+
+
+@pytest.mark.parametrize("model", thinned(["vse-fc", "scan-t2i"], "vse-fc"))
+def test_two_processes_give_the_loss_and_gradients_of_one(model, sources, in_two_processes) -> None:
+    one = losses_and_gradients(sources, model, training=False)
+    two = in_two_processes(losses_and_gradients, sources, model, False)[0]
     assert one.keys() == two.keys()
     for case, mine in one.items():
         theirs = two[case]
@@ -130,3 +121,12 @@ def test_two_processes_give_the_loss_and_gradients_of_one(
         assert float(theirs["gap"]) == pytest.approx(float(mine["gap"]), rel=1e-9), case
         for name, gradient in mine["gradients"].items():
             assert torch.allclose(theirs["gradients"][name], gradient, rtol=1e-7, atol=1e-10), case
+
+
+@pytest.mark.slow
+def test_processes_with_statistics_over_all_meet_whatever_each_has_to_score(
+    sources, in_two_processes
+) -> None:
+    for results in in_two_processes(losses_and_gradients, sources, "saf", True):
+        assert results.keys() == CASES.keys()
+        assert all(result["loss"].isfinite() for result in results.values())

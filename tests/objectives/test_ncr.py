@@ -24,7 +24,7 @@ from counterfoil.objectives.ncr import (
     soft_margins,
 )
 from counterfoil.training.trainer import Trainer
-from tests.conftest import assert_close, assert_gradient_close, load_fixture, thinned
+from tests.conftest import assert_close, assert_gradient_close, load_fixture
 from tests.objectives.live import some_of
 
 
@@ -143,7 +143,8 @@ def whole(concepts, tmp_path_factory) -> bytes:
     return (folder / "metrics.jsonl").read_bytes()
 
 
-@pytest.mark.parametrize("stop_after", thinned([5, 6], 5))
+@pytest.mark.slow
+@pytest.mark.parametrize("stop_after", [5, 6])
 def test_an_interrupted_run_resumes_to_the_same_bytes(
     concepts, whole, tmp_path, stop_after
 ) -> None:

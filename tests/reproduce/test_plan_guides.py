@@ -113,6 +113,7 @@ def test_a_finished_student_asks_for_no_teachers(place, cache, tmp_path) -> None
     assert plan.missing() == [guide.teachers[0], guide, plan.runs["guided"][0]]
 
 
+@pytest.mark.slow
 def test_a_damaged_guide_is_its_rows_failure(place, cache, tmp_path) -> None:
     finished(place, cache)
     copy = tmp_path / "copy"

@@ -81,7 +81,6 @@ def merge(folder: Path, splits, settings: PartSettings, **options):
             for first_stage in (("auto",) if name == "vse-fc" else ("auto", "fde"))
             for total in (1, 4)
         ],
-        ("vse-fc", "binary", "auto", 4),
         ("chan", "float16", "fde", 4),
     ),
 )

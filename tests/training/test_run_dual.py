@@ -90,12 +90,9 @@ def trained(place):
 
 @pytest.mark.parametrize(
     ("kind", "objective"),
-    [
-        ("siglip", "siglip"),
-        pytest.param("clip", "infonce", marks=pytest.mark.slow),
-        pytest.param("clip", "selhn", marks=pytest.mark.slow),
-    ],
+    [("siglip", "siglip"), ("clip", "infonce"), ("clip", "selhn")],
 )
+@pytest.mark.slow
 def test_a_dual_encoder_learns_from_photos(kind, objective, place, tmp_path) -> None:
     config = config_of(place, kind, objective, train={"epochs": 8})
     split = read_data(config, place / "cache", Silent()).train

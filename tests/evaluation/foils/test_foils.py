@@ -388,10 +388,11 @@ def test_the_accuracy_on_false_foils_leaves_out_those_that_are_true_or_unsure(
     split = scenes.test
     copies = [FoilPair(index, text) for index, text in enumerate(split.texts[:7])]
     longer = [FoilPair(index, f"{text} indeed") for index, text in enumerate(split.texts[:5])]
-    mixed = FoilSet.of("mixed", [*foils.pairs, *copies, *longer], len(split.texts))
+    some = foils.pairs[:25]
+    mixed = FoilSet.of("mixed", [*some, *copies, *longer], len(split.texts))
     report = judge_foils(model, split, mixed)
     right = []
-    for pair in foils.pairs:
+    for pair in some:
         if verdicts_on(split, [pair]) == ["false"]:
             right.append(judge_foils(model, split, FoilSet.of("one", [pair], 1)).accuracy == 100)
     assert 0 < len(right) < len(mixed.pairs)

@@ -295,6 +295,7 @@ def test_effects_that_are_no_numbers_choose_no_method(scenes) -> None:
     assert choose_word_method(model, scenes.test) is None
 
 
+@pytest.mark.slow
 def test_words_are_measured_as_they_are_explained(scenes) -> None:
     model = make("naaf", scenes)
     assert evaluate_words(model, scenes.test, bootstrap=0).method == "parts"
