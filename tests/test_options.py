@@ -24,7 +24,6 @@ from counterfoil.matchers import matchers
 from counterfoil.objectives import Objective, objectives
 from counterfoil.objectives.protection import protections
 from tests import option_probes as probes
-from tests.conftest import thinned
 from tests.option_cases import (
     ANY,
     BASES,
@@ -53,8 +52,6 @@ OPTIONS = [
     if name not in ELSEWHERE
     for option in registry.options(name)
 ]
-FAST = 2
-"""Options of each entry that are tried in every run of the tests; the others are slow."""
 BY_KIND = {registry.kind: registry for registry in REGISTRIES}
 
 
@@ -158,14 +155,7 @@ def other_values(hint: Any, default: Any) -> list[Any]:
     return []
 
 
-def first_options() -> list[tuple[str, str, str]]:
-    entries = itertools.groupby(OPTIONS, key=lambda option: option[:2])
-    return [option for _, options in entries for option in itertools.islice(options, FAST)]
-
-
-@pytest.mark.parametrize(
-    ("kind", "name", "option"), thinned(OPTIONS, *first_options()), ids=map(" ".join, OPTIONS)
-)
+@pytest.mark.parametrize(("kind", "name", "option"), OPTIONS, ids=map(" ".join, OPTIONS))
 def test_an_option_changes_the_result_unless_it_is_listed_as_one_that_does_not(
     trials, kind, name, option
 ) -> None:
