@@ -234,6 +234,7 @@ def test_one_model_searches_and_another_explains(browser, cells, run, cache, pai
         content.close()
 
 
+@pytest.mark.slow
 def test_a_run_is_followed_while_it_trains(browser, content, run, tmp_path) -> None:
     lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
     epochs = [at for at, line in enumerate(lines) if json.loads(line)["kind"] == "epoch"]

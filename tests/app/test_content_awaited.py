@@ -14,6 +14,7 @@ from counterfoil.training.run_folder import load_model
 from tests.app.conftest import LIMITS, running
 from tests.app.test_application_navigation import HOLD
 from tests.app.test_application_page import Page
+from tests.conftest import thinned
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +83,7 @@ def test_keys_of_an_awaited_audit_end_with_its_view(browser, content, complete, 
         assert opened.js("live.keys") == 0
 
 
-@pytest.mark.parametrize("broken", ["problem", "findings"])
+@pytest.mark.parametrize("broken", thinned(["problem", "findings"], "findings"))
 def test_the_audit_tab_says_why_an_awaited_audit_failed(browser, content, tmp_path, broken) -> None:
     awaited = AwaitedAudit(tmp_path)
     with running(replace(content, audit=None, awaited_audit=awaited), LIMITS) as client:

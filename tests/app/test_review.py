@@ -240,9 +240,7 @@ def test_words_behind_an_emoji_are_struck(browser, service, report) -> None:
         assert browser.text(".finding .caption") == "😀👩‍👩‍👧 the red brown car 🚗"
 
 
-@pytest.mark.parametrize(
-    "maker", thinned(["runs/other", "other", "elsewhere", 3], "runs/other", "elsewhere", 3)
-)
+@pytest.mark.parametrize("maker", thinned(["runs/other", "other", "elsewhere", 3], "runs/other", 3))
 def test_findings_open_in_the_model_of_the_audit(browser, content, report, maker) -> None:
     (report / "summary.json").write_text(json.dumps({"run": maker, "notes": []}))
     models = (*content.models, ServedModel("other", content.models[0].model))

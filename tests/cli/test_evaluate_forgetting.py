@@ -63,6 +63,7 @@ def test_a_fine_tuning_run_reports_what_it_gained_and_lost(folders) -> None:
     assert "Gained and lost" not in (root / "start" / "report.html").read_text()
 
 
+@pytest.mark.slow
 def test_the_command_gives_the_report_of_the_run(folders, tmp_path) -> None:
     root, _ = folders
     args = ["evaluate", root / "tuned", "--forgetting", "--cache", root / "cache"]

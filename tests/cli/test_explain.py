@@ -141,6 +141,7 @@ def test_a_saved_model_reads_a_file_as_it_was_trained_to(pairs, cache, tmp_path)
 QUICK = ["--words", "--max-captions", 20, "--bootstrap", 20]
 
 
+@pytest.mark.slow
 def test_evaluating_words_adds_a_report(runs, cache) -> None:
     options = [runs["naaf"], *QUICK, "--cache", cache]
     found = json.loads(invoke("evaluate", *options, "--json"))

@@ -443,6 +443,7 @@ def losses_and_gradients(folder: Path) -> list[Tensor]:
     return results
 
 
+@pytest.mark.slow
 def test_processes_draw_alike_and_agree_on_loss_and_gradients(tmp_path, in_two_processes) -> None:
     first, second = in_two_processes(losses_and_gradients, tmp_path)
     for mine, theirs in zip(first, second, strict=True):
