@@ -57,9 +57,9 @@ def pair_diagnostics(
 class NegCLIP(FoilBased):
     """InfoNCE with foils as extra texts: every image contrasts its caption with all foils, too.
 
-    ``source`` is ``rules`` (or a selection: ``rules:word-swap``), a JSONL file of foils, or the
-    folder of a run trained with TAGS; ``count`` foils are added per caption. A foil with the words
-    of a caption of an image is not a negative of that image.
+    ``source`` is ``rules`` (or a selection: ``rules:word-swap``), a JSONL file of foils, or a run
+    or pretrained model that was trained with TAGS; ``count`` foils are added per caption. A foil
+    with the words of a caption of an image is not a negative of that image.
     """
 
     def __init__(
