@@ -19,8 +19,9 @@ QUEUE.yaml is a list of what `counterfoil reproduce` takes, in the order of prio
 ``values`` selects points of a sweep. A run whose result is in ``store`` is not trained. Every
 process imports PyTorch, starts the GPU and reads the data once, and then trains one run after the
 other, so that short runs do not wait for these. After ``--seconds``, runs save themselves; the same
-call goes on. Recalls are stored meanwhile and at the end; foils and words are measured by
-`counterfoil reproduce` itself, which finds the runs finished.
+call goes on. Recalls are stored meanwhile and at the end. Foils and words that the table shows are
+measured by the process that trained the run, unless another run writes the foils; `counterfoil
+reproduce` finds the runs and their measures finished, and stores the whole table.
 
 Only what a table does not use is left out of a run: its page, example searches, and the yardstick
 of its explanations. What a finished run needs only to be resumed is deleted.
@@ -46,12 +47,16 @@ import yaml
 from counterfoil.cli.reproduce import _plan, _Request
 from counterfoil.core.progress import Silent
 from counterfoil.reproduce.collect import collect
-from counterfoil.reproduce.measure import RunEvaluator
-from counterfoil.reproduce.plan import Job, Plan
-from counterfoil.reproduce.results import note_sharing
+from counterfoil.reproduce.columns import FoilOptions, MeasureColumn
+from counterfoil.reproduce.measure import MeasureEvaluator, RunEvaluator
+from counterfoil.reproduce.plan import Job, Plan, PlannedRun
+from counterfoil.reproduce.results import note_sharing, table_rows
 from counterfoil.reproduce.runner import Outcome
+from counterfoil.reproduce.spec import Measured
 from counterfoil.reproduce.store import ResultCache
 
+END_SECONDS = 10.0
+"""Time for all processes to end, which takes long if many of them share a GPU."""
 STORE_SECONDS = 20.0
 """Results are stored this often, so that a machine that goes away takes few of them along."""
 
@@ -88,6 +93,19 @@ class Queue:
             self.ranks.setdefault(job.digest, rank)
         plan.runs = runs
 
+    def measurements(self, digest: str) -> list[tuple[FoilOptions, MeasureColumn, PlannedRun]]:
+        """Columns of the tables that can be measured as soon as a run is finished."""
+        return [
+            (plan.artifact.foils, column, members[0])
+            for plan, _ in self.plans
+            if isinstance(plan.artifact, Measured)
+            for row in table_rows(plan)
+            for members in row.runs
+            if len(members) == 1 and members[0].digest == digest
+            for column in (given.of_row(row.foils, row.blind) for given in plan.artifact.measures)
+            if not column.writer
+        ]
+
     def store(self, cache_folder: Path) -> None:
         """Store the recalls of the runs that are finished."""
         for plan, stored in self.plans:
@@ -97,6 +115,7 @@ class Queue:
 
 def _begin(cache_folder: Path) -> None:
     """Leave out of this process's runs what no table uses, and read each data set once."""
+    from counterfoil.reproduce import measure
     from counterfoil.training import run
 
     read = run.read_data
@@ -116,30 +135,38 @@ def _begin(cache_folder: Path) -> None:
             kept.append(read(config, folder, progress, features, aside))
         return kept[0]
 
-    run.read_data = read_once
+    run.read_data = measure.read_data = read_once
     run.save_yardstick = lambda *_, **__: None
     run.write_report = lambda folder, *_, **__: folder / "report.html"
     run.example_searches = lambda *_, **__: None
 
 
-def serve(pipe: Connection, cache_folder: Path, stop: Any, number: int) -> None:
-    """Train one job after the other, as they come through the pipe."""
+def serve(pipe: Connection, out: Path, cache_folder: Path, stop: Any) -> None:
+    """Train and measure one job after the other, as they come through the pipe."""
     import torch
 
     from counterfoil.reproduce.runner import describe, do_one
 
     torch.set_num_threads(1)
     _begin(cache_folder)
+    evaluator = RunEvaluator(out / "evaluations", cache_folder, Silent())
+    measures: dict[str, MeasureEvaluator] = {}
     while True:
-        job = pipe.recv()
-        if job is None:
+        received = pipe.recv()
+        if received is None:
             return
+        job, columns = received
         started = time.monotonic()
         finished, error = False, None
         try:
             finished = do_one(job, cache_folder, Silent(), should_stop=stop.is_set)
             if finished and (job.folder / "best").is_dir():
                 shutil.rmtree(job.folder / "last", ignore_errors=True)
+            for options, column, run in columns if finished and not stop.is_set() else ():
+                key = options.model_dump_json()
+                if key not in measures:
+                    measures[key] = MeasureEvaluator(evaluator, options)
+                measures[key].number(column, run, None)
         except Exception as problem:  # one failed run must not stop the others
             error = describe(problem)
         gc.collect()
@@ -164,9 +191,9 @@ def main() -> None:
     context = mp.get_context("spawn")
     stop = context.Event()
     workers: dict[Connection, mp.process.BaseProcess] = {}
-    for number in range(min(options.jobs, len(waiting))):
+    for _ in range(min(options.jobs, len(waiting))):
         ours, theirs = context.Pipe()
-        process = context.Process(target=serve, args=(theirs, options.cache, stop, number))
+        process = context.Process(target=serve, args=(theirs, options.out, options.cache, stop))
         process.start()
         theirs.close()
         workers[ours] = process
@@ -189,7 +216,7 @@ def main() -> None:
                     waiting.remove(job)
                     pipe = free.pop()
                     busy[pipe] = job
-                    pipe.send(job)
+                    pipe.send((job, queue.measurements(job.digest)))
         for pipe in wait(list(busy), 0.5):
             job = busy.pop(pipe)
             try:
@@ -223,10 +250,13 @@ def main() -> None:
                 with options.log.open("a", encoding="utf-8") as log:
                     log.write(json.dumps(line) + "\n")
     queue.store(options.cache)  # before the processes end, which may take long
-    for pipe, process in workers.items():
+    for pipe in workers:
         with suppress(OSError):
             pipe.send(None)
-        process.join(20)
+    end = time.monotonic() + END_SECONDS
+    for process in workers.values():
+        process.join(max(0.0, end - time.monotonic()))
+        process.kill()  # all results are on the disk
     print(f"{done} finished, {len(failed)} failed, {time.monotonic() - begin:.0f} s", flush=True)
     sys.exit(1 if failed else 0)
 
