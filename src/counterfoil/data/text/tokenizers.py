@@ -342,8 +342,10 @@ def unknown_note(unknown: Sequence[str]) -> str:
 
 def _unknown_words(processor: TextProcessor, text: str) -> list[CaptionWord]:
     if isinstance(processor, WordText):
-        known = processor.vocabulary.index
-        pairs = zip(caption_words(text), words(text), strict=True)
+        known, tokens = processor.vocabulary.index, words(text)
+        if all(token in known for token in tokens):  # the offsets take longest
+            return []
+        pairs = zip(caption_words(text), tokens, strict=True)
         return [word for word, token in pairs if token not in known]
     if not isinstance(processor, HuggingFaceText) or not processor.tokenizer.is_fast:
         return []
