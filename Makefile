@@ -22,13 +22,14 @@ define compile
 	-@$(PYTEST) --collect-only -qq >/dev/null 2>&1
 endef
 
-# The tests, by three processes: some of them wait, so two leave two cores idle at times. Beside them
-# what reads the source, at low priority. Its output follows theirs. Either may fail.
+# The tests, by three processes that share their imports: some tests wait, so two processes leave two
+# cores idle at times. Beside them what reads the source, at low priority. Its output follows theirs.
+# Either may fail.
 define checked
 	@notes=$$(mktemp); \
 	nice -n 19 $(MAKE) --no-print-directory --keep-going lint typecheck doctests links >$$notes 2>&1 & \
 	reading=$$!; trap "kill $$reading" INT TERM; \
-	OMP_NUM_THREADS=1 $(2) $(PYTEST) --numprocesses=3 --dist=loadfile --no-loadscope-reorder --durations=15 -m $(1); \
+	OMP_NUM_THREADS=1 $(2) $(BIN)/python -m tests.forked 3 --dist=loadfile --no-loadscope-reorder --durations=15 -m $(1); \
 	tested=$$?; wait $$reading; read=$$?; cat $$notes; rm -f $$notes; \
 	[ $$tested -eq 0 ] && [ $$read -eq 0 ]
 endef

@@ -18,6 +18,7 @@ import pytest
 import torch
 import typer.testing
 from _pytest.mark import ParameterSet
+from _pytest.runner import runtestprotocol
 from hypothesis import settings
 from safetensors import safe_open
 
@@ -207,6 +208,26 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_collection_finish() -> None:
     gc.freeze()  # see above
+
+
+REPORTED_SECONDS = 0.1
+
+
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
+    """In a worker: a test that passes is one report to the main process, not three.
+
+    Packing and unpacking a report takes longer than most set-ups. A report of a slow phase is sent
+    for the list of the slowest, one with properties for `tests/cpu_time.py`.
+    """
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        return None
+    item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
+    for phase in runtestprotocol(item, log=False, nextitem=nextitem):
+        quick = phase.passed and phase.duration < REPORTED_SECONDS and not phase.user_properties
+        if phase.when == "call" or not quick:
+            item.ihook.pytest_runtest_logreport(report=phase)
+    item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
+    return True
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

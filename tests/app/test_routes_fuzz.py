@@ -8,8 +8,6 @@ from hypothesis import strategies as st
 
 from counterfoil.app.routes import router
 
-schemathesis = pytest.importorskip("schemathesis")
-
 CHECKS = (
     "not_a_server_error",
     "status_code_conformance",
@@ -21,6 +19,7 @@ OPERATIONS = [(route.path, method) for route in router.routes for method in rout
 
 @pytest.fixture(scope="module")
 def document(client):
+    schemathesis = pytest.importorskip("schemathesis")
     return schemathesis.openapi.from_url(f"{client.base}/openapi.json")
 
 

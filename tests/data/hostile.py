@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import pickle
 from pathlib import Path
-from struct import pack
 
 import numpy as np
 from numpy.lib import format as npy
@@ -80,6 +79,14 @@ def doubled(kind: str, times: int) -> bytes:
     return b"]q\x000" + b"0".join(step[kind] + b"q\x00" for _ in range(times))
 
 
+def repeated(before: bytes, numbers: np.ndarray, after: bytes) -> bytes:
+    """Each number as its bytes, between the same instructions."""
+    rows = np.frombuffer(numbers.tobytes(), np.uint8).reshape(len(numbers), -1)
+    sides = [np.tile(np.frombuffer(side, np.uint8), (len(rows), 1)) for side in (before, after)]
+    return np.hstack([sides[0], rows, sides[1]]).tobytes()
+
+
+COLLIDING = np.arange(110_000, dtype="<i8")
 TRILLION = b"\x8a\x06\x00\x10\xa5\xd4\xe8\x00"
 BOMBS = {
     "shared lists": doubled("list", 60) + b".",
@@ -93,16 +100,12 @@ BOMBS = {
         for number in range(1, 60_000)
     )
     + b"u.",
-    "small keys that collide": b"}("
-    + b"".join(
-        b"\x8a\x08" + (number << 20).to_bytes(8, "little") + b"N" for number in range(110_000)
-    )
-    + b"u.",
+    "small keys that collide": b"}(" + repeated(b"\x8a\x08", COLLIDING << 20, b"N") + b"u.",
     "small keys that collide, one at a time": b"}"
-    + b"".join(b"G" + pack(">d", float(number << 30)) + b"Ns" for number in range(110_000))
+    + repeated(b"G", (COLLIDING << 30).astype(">f8"), b"Ns")
     + b".",
     "items of a set that collide": b"\x8f("
-    + b"".join(b"\x8a\x08" + (number << 20).to_bytes(8, "little") for number in range(110_000))
+    + repeated(b"\x8a\x08", COLLIDING << 20, b"")
     + b"\x90.",
     "nearly a million marks": b"(" * 999_000 + b".",
     "deep nesting": b"]" * 300_000 + b"a" * 299_999 + b".",

@@ -27,7 +27,7 @@ Make = Callable[[Path], Path]
 
 MIB = 2**20
 QUICKLY = 1
-"""The level of compression: the bombs are made each time that the tests are collected."""
+"""The level of compression of the bombs."""
 
 
 @dataclass(frozen=True)
@@ -106,9 +106,14 @@ def sparse(size: int) -> Callable[[Path], object]:
     return make
 
 
-def gzip_bomb(size: int = 2 * 2**30) -> bytes:
+def built(build: Callable[[], bytes]) -> Callable[[Path], object]:
+    """Content that is slow to make: made when it is written, not at each collection."""
+    return lambda path: path.write_bytes(build())
+
+
+def gzip_bomb(size: int = 2 * 2**30) -> Callable[[Path], object]:
     """Two gigabytes of zeros in some kilobytes: members of a gzip file may follow each other."""
-    return _gzip_member() * (size // (16 * MIB))
+    return built(lambda: _gzip_member() * (size // (16 * MIB)))
 
 
 @functools.cache

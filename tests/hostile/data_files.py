@@ -12,6 +12,7 @@ from tests.hostile.corpus import (
     Case,
     Content,
     Make,
+    built,
     deep,
     device,
     fifo,
@@ -91,7 +92,7 @@ case(
 )
 case(
     "jsonl: a caption of 10 MB",
-    jsonl(row(captions=["a " * 5 * MIB])),
+    jsonl(built(lambda: row(captions=["a " * 5 * MIB]).encode())),
     "none of its 1 images can be used",
 )
 case(

@@ -20,6 +20,7 @@ from tests.hostile.corpus import (
     Case,
     Content,
     Make,
+    built,
     deep,
     device,
     fifo,
@@ -387,7 +388,7 @@ PHRASES = {
     "a mark too few": "damaged or cut short (pop from",
 }
 for bomb, data in BOMBS.items():
-    torch_file(bomb, archive(b"\x80\x02" + data), PHRASES[bomb])
+    torch_file(bomb, built(lambda data=data: archive(b"\x80\x02" + data)), PHRASES[bomb])
 torch_file(
     "a call of os.system",
     archive(pickle.dumps(Calls(os.system, "false"), 2)),
@@ -405,7 +406,9 @@ torch_file(
     "a forged type of NumPy", archive(forged_pointer()), "refused: it holds a NumPy value of"
 )
 torch_file(
-    "a compressed bomb", archive(b"N" * 64 * MIB + b".", compressed=True), "refused: the record"
+    "a compressed bomb",
+    built(lambda: archive(b"N" * 64 * MIB + b".", compressed=True)),
+    "refused: the record",
 )
 torch_file("nothing", b"", "not a file of torch.save")
 torch_file("text", b"no checkpoint", "not a file of torch.save")

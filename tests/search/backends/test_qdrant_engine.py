@@ -12,9 +12,9 @@ import pytest
 from counterfoil.core.errors import DataError
 from counterfoil.search import Vectors, backends
 from counterfoil.search.backends import qdrant
-from tests.search.backends.test_backends import SCRIPT, run
+from tests.search.backends.test_backends import SCRIPT, needs_qdrant, run
 
-pytest.importorskip("qdrant_client")
+pytestmark = needs_qdrant
 edge = pytest.importorskip("qdrant_edge")
 
 
