@@ -78,6 +78,10 @@ def serve(listener: socket.socket, pytest_lives: int) -> tuple[socket.socket, st
 
 
 def main(workers: int, *arguments: str) -> int:
+    if sys.platform != "linux":  # elsewhere, system libraries may not survive a fork
+        import pytest
+
+        return pytest.main([f"--numprocesses={workers}", *arguments])
     if not torch.cuda.is_available():
         os.environ.setdefault("TRITON_INTERPRET", "1")  # as in tests/conftest.py
     for name in SHARED:
