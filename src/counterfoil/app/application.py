@@ -62,7 +62,7 @@ def create_app(
     app.include_router(router)
     _add_pages(app)
     install(app)
-    return Guard(cast(App, app), service.limits, service.meters, service.access)
+    return Guard(cast(App, app), service.limits, service.meters, service.access, service.turns)
 
 
 def _add_pages(app: FastAPI) -> None:
