@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import re
@@ -11,6 +12,8 @@ import subprocess
 import sys
 import tempfile
 import urllib.request
+import weakref
+from collections.abc import Iterator
 from hashlib import sha256
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,7 +21,7 @@ from pathlib import Path
 import pytest
 
 import counterfoil.app
-from counterfoil.app.application import listen
+from counterfoil.app.application import Server, listen, serve, short_collections
 from counterfoil.app.content import open_content, open_zoo
 from counterfoil.cli.serve import print_address
 from counterfoil.core import zoo
@@ -31,27 +34,34 @@ from tests.cli.test_cli import invoke
 
 
 def test_it_starts_answers_and_stops_at_a_signal(run, cache, tmp_path) -> None:
-    command = [sys.executable, "-m", "counterfoil", "serve", run, "--port", "0", "--cache", cache]
+    command = [sys.executable, "-X", "importtime", "-m", "counterfoil", "serve", run]
     process = subprocess.Popen(
-        list(map(str, command)),
+        [*map(str, command), "--port", "0", "--cache", str(cache)],
         stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
         text=True,
         env=environment(tmp_path),
     )
     try:
         assert process.stdout is not None
-        line = next(line for line in process.stdout if "http://" in line)
-        result = re.search(r"http://127\.0\.0\.1:\d+/", line)
+        lines = []
+        while not lines or "http://" not in lines[-1]:
+            lines.append(next(process.stdout))
+        result = re.search(r"http://127\.0\.0\.1:\d+/", lines[-1])
         assert result is not None
-        with urllib.request.urlopen(f"{result[0]}healthz", timeout=60) as answer:  # noqa: S310
-            assert answer.status == 200
+        for path in ("healthz", "api/about"):
+            with urllib.request.urlopen(f"{result[0]}{path}", timeout=60) as answer:  # noqa: S310
+                assert answer.status == 200
         assert list(tmp_path.glob("counterfoil-serve-*"))
         process.send_signal(signal.SIGTERM)
+        later = process.stdout.read()
         assert process.wait(180) == 143
     finally:
         process.kill()
         process.stdout.close()
     assert list(tmp_path.glob("counterfoil-serve-*")) == []
+    assert any("import time:" in line and "anyio" in line for line in lines)
+    assert "anyio" not in later  # it would be imported on the thread of the event loop
 
 
 def environment(folder: Path) -> dict[str, str]:
@@ -168,6 +178,46 @@ def test_an_ipv6_address_is_printed_whole(address, capsys, monkeypatch) -> None:
     monkeypatch.setenv("COLUMNS", "20")
     print_address(address)
     assert capsys.readouterr().out == f"Counterfoil is at {address} (Ctrl-C stops it)\n"
+
+
+@pytest.fixture
+def nothing_frozen() -> Iterator[None]:
+    gc.unfreeze()
+    yield
+    gc.freeze()  # as for all tests
+
+
+def test_when_requests_are_answered_routes_are_built_and_no_thread_pauses_the_others_for_long(
+    content, monkeypatch, nothing_frozen
+) -> None:
+    states, before = [], sys.getswitchinterval()
+
+    def run_nothing(server: Server, sockets: list[socket.socket]) -> None:
+        schema = server.config.app.app.openapi_schema
+        states.append((schema, gc.get_freeze_count(), sys.getswitchinterval()))
+        sockets[0].close()
+
+    monkeypatch.setattr(Server, "run", run_nothing)
+    serve(content, "127.0.0.1", 0)
+    ((schema, frozen, interval),) = states
+    assert "/healthz" in schema["paths"]
+    assert frozen > 10_000
+    assert interval == pytest.approx(before / 5)
+    assert (gc.get_freeze_count(), sys.getswitchinterval()) == (0, before)
+
+
+def test_only_garbage_made_meanwhile_is_left_to_short_collections() -> None:
+    class Node:
+        def __init__(self) -> None:
+            self.node = self
+
+    before = weakref.ref(Node())
+    with short_collections():
+        assert before() is None
+        meanwhile = weakref.ref(Node())
+        gc.collect()
+        assert meanwhile() is None
+    assert gc.get_freeze_count() > 0  # those that were frozen before
 
 
 def test_a_port_that_is_taken_is_named() -> None:

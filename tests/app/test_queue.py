@@ -15,6 +15,7 @@ from counterfoil.app.connections import Limits
 from counterfoil.app.guard import Meters
 from counterfoil.app.problems import Problem
 from counterfoil.app.queue import BatchQueue
+from tests.app.test_turns import iterations
 
 LIMITS = Limits(waiting=1000, batch=8, timeout=60.0, drain=60.0)
 
@@ -98,6 +99,28 @@ def test_one_that_fails_does_not_fail_the_others() -> None:
     one, thirteen, three = asyncio.run(ask())
     assert (one, three) == (2, 6)
     assert isinstance(thirteen, ValueError)
+
+
+def test_results_of_a_batch_reach_the_event_loop_one_by_one() -> None:
+    worker = Worker()
+
+    async def ask() -> Sequence[int]:
+        queue = BatchQueue(worker, replace(LIMITS, batch=32), Meters())
+        first = await held(worker, queue)
+
+        async def submit() -> None:
+            if len(queue) == 29:  # the last one
+                asyncio.get_running_loop().call_later(0.01, worker.gate.set)
+            await queue.submit(Double(1))
+
+        continued = await iterations(submit, 30)
+        await first
+        queue.close()
+        return continued
+
+    continued = asyncio.run(ask())
+    assert [len(batch) for batch in worker.batches] == [1, 30]
+    assert len(set(continued)) == 30
 
 
 async def tried(queue: BatchQueue, work: Double) -> int | None:

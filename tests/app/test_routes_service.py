@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import threading
 import time
@@ -9,6 +10,7 @@ from contextlib import ExitStack
 from urllib.parse import quote
 
 import counterfoil.app.images
+import counterfoil.app.routes
 from counterfoil.app.images import Library
 from counterfoil.app.runs import Runs
 from tests.app.conftest import LIMITS, running
@@ -35,6 +37,24 @@ def test_pixels_and_captions_are_not_read_on_the_thread_that_answers_everybody(
     assert client.get(f"/api/image?image={quote(pairs.test.ids[0])}").status == 200
     assert len(threads) == 2
     assert not any(thread.name.endswith("(run)") for thread in threads)  # of the server
+
+
+def test_between_two_texts_to_score_the_event_loop_does_other_work(
+    client, pairs, monkeypatch
+) -> None:
+    done: list[int] = []
+    iterations: list[int] = []
+    unknown = counterfoil.app.routes._unknown
+
+    def noted(model, text: str) -> list[str]:
+        iterations.append(len(done))
+        asyncio.get_running_loop().call_soon(done.append, 1)
+        return unknown(model, text)
+
+    monkeypatch.setattr(counterfoil.app.routes, "_unknown", noted)
+    asked = {"images": pairs.test.ids[:1], "texts": [pairs.test.captions[0][0]] * 5}
+    assert client.post("/api/score", asked).status == 200
+    assert iterations == [0, 1, 2, 3, 4]
 
 
 def test_health_needs_no_thread_that_a_slow_disk_keeps_busy(content, monkeypatch) -> None:

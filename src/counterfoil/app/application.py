@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import socket
 import ssl
 import sys
-from collections.abc import AsyncIterator, Callable, Collection
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Collection, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
+import anyio.to_thread
 import uvicorn
 from fastapi import FastAPI
 from starlette.responses import FileResponse
@@ -33,6 +35,9 @@ BACKLOG = 512
 """Connections that the operating system queues until they are accepted."""
 
 ACCEPT_BATCH = 64
+
+SWITCH_SECONDS = 0.001
+"""Most seconds that a thread keeps the interpreter lock while others wait for it."""
 
 OTHER_FILES = 128
 """Open files reserved for the index, pictures being read and uploads on disk."""
@@ -62,7 +67,7 @@ def create_app(
     app.include_router(router)
     _add_pages(app)
     install(app)
-    return Guard(cast(App, app), service.limits, service.meters, service.access)
+    return Guard(cast(App, app), service.limits, service.meters, service.access, service.turns)
 
 
 def _add_pages(app: FastAPI) -> None:
@@ -99,11 +104,51 @@ def serve(
     ``proxies`` are addresses whose X-Forwarded-For and X-Forwarded-Proto headers are trusted.
     """
     server = make_server(content, host, limits or Limits(), access, tls, proxies)
-    listening = listen(host, port)
-    name = f"[{host}]" if ":" in host else host
-    scheme = "http" if tls is None else "https"
-    on_ready(f"{scheme}://{name}:{listening.getsockname()[1]}/")
-    server.run(sockets=[listening])
+    prepare(cast(Guard, server.config.app))
+    with short_collections(), frequent_switches():
+        listening = listen(host, port)
+        name = f"[{host}]" if ":" in host else host
+        scheme = "http" if tls is None else "https"
+        on_ready(f"{scheme}://{name}:{listening.getsockname()[1]}/")
+        server.run(sockets=[listening])
+
+
+def prepare(guard: Guard) -> None:
+    """Do what the first requests would otherwise do on the thread of the event loop."""
+    cast(FastAPI, guard.app).openapi()  # routes and schemas: FastAPI builds them on demand
+    anyio.run(lambda: anyio.to_thread.run_sync(int))  # imports the backend of anyio
+
+
+@contextmanager
+def short_collections() -> Iterator[None]:
+    """Exclude the objects that exist now from garbage collection.
+
+    A full collection stops all threads while it visits every object. With libraries and models
+    loaded, that takes longer than a health check may. Only objects made by requests need it.
+    """
+    frozen_before = gc.get_freeze_count() > 0
+    gc.collect()  # what is garbage now would stay for good
+    gc.freeze()
+    try:
+        yield
+    finally:
+        if not frozen_before:
+            gc.unfreeze()
+
+
+@contextmanager
+def frequent_switches() -> Iterator[None]:
+    """Let threads that compute pass on the interpreter lock more often than by default.
+
+    The event loop gives up the lock with every read and write, and the thread of the models may
+    keep it for a whole interval each time.
+    """
+    default = sys.getswitchinterval()
+    sys.setswitchinterval(SWITCH_SECONDS)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(default)
 
 
 def make_server(

@@ -234,13 +234,20 @@ class Body:
     """The body of a request, read within a limit on its size and time.
 
     ``on_complete`` is called once, after the last part; it may raise a `Problem`. ``problem`` is
-    that one, or the one for a body that is too long or too slow.
+    that one, or the one for a body that is too long or too slow. An ``empty`` body is complete with
+    the headers, so that nothing is timed: a time-out costs two iterations of the event loop.
     """
 
     def __init__(
-        self, receive: Receive, most: int, seconds: float, on_complete: Callable[[], None]
+        self,
+        receive: Receive,
+        most: int,
+        seconds: float,
+        on_complete: Callable[[], None],
+        empty: bool = False,
     ) -> None:
         self._receive, self._most, self._on_complete = receive, most, on_complete
+        self._empty = empty
         self._until = asyncio.get_running_loop().time() + seconds
         self._size, self._complete = 0, False
         self._read: Message | None = None
@@ -285,7 +292,9 @@ class Body:
 
     async def _next(self) -> Message:
         try:
-            message = await asyncio.wait_for(self._receive(), self._remaining())
+            next_part = self._receive()
+            timed = not self._empty
+            message = await (asyncio.wait_for(next_part, self._remaining()) if timed else next_part)
         except asyncio.TimeoutError:
             raise Problem(408, "the body of the request did not arrive in time") from None
         if message["type"] == "http.request":

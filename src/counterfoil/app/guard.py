@@ -12,6 +12,7 @@ import prometheus_client as prometheus
 from counterfoil.app.access import HEALTH_PATH, Access
 from counterfoil.app.connections import Body, Limits, Message, Receive, client_of, too_long
 from counterfoil.app.problems import RETRY_HEADERS, Problem, problem_response
+from counterfoil.app.turns import Turns
 
 Scope = MutableMapping[str, Any]
 Send = Callable[[Message], Awaitable[None]]
@@ -20,7 +21,7 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 METHODS = {"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"}
 UPLOAD = "/api/images"
 ALWAYS_ANSWERED = {HEALTH_PATH, "/metrics"}
-"""Paths answered even when the service is at its limits."""
+"""Paths answered even when the service is at its limits, without waiting for a turn."""
 
 SPARE_KEY = "counterfoil.spare"
 """Key in a request's state: whether its connection is a spare one (`Connections`)."""
@@ -120,8 +121,11 @@ class Slot:
 class Guard:
     """ASGI middleware around the service."""
 
-    def __init__(self, app: App, limits: Limits, meters: Meters, access: Access) -> None:
+    def __init__(
+        self, app: App, limits: Limits, meters: Meters, access: Access, turns: Turns
+    ) -> None:
         self.app, self.limits, self.meters, self.access = app, limits, meters, access
+        self._turns = turns
         self.slots = Slots(limits.in_flight)
         self._clients: Counter[str] = Counter()
         meters.gauge("in_flight", "Requests in progress.", lambda: self.slots.taken)
@@ -164,7 +168,8 @@ class Guard:
     async def _answer(
         self, scope: Scope, receive: Receive, send: Send, slot: Slot, client: str
     ) -> None:
-        body = Body(receive, self._most(scope), self.limits.body_timeout, slot.take)
+        most, seconds = self._most(scope), self.limits.body_timeout
+        body = Body(receive, most, seconds, slot.take, empty=_is_empty(scope))
         problem = self._find_problem(scope, client)
         if problem is None:
             try:
@@ -189,6 +194,8 @@ class Guard:
                 begun = True
                 await send(message)
 
+        if scope["path"] not in ALWAYS_ANSWERED:
+            await self._turns.take()
         await self.app(scope, body.receive, send_on)
         return None if begun else body.problem
 
@@ -226,6 +233,12 @@ class Guard:
         Other bodies are small. They are complete before the application is called.
         """
         return scope["path"] == UPLOAD and scope["method"] == "POST"
+
+
+def _is_empty(scope: Scope) -> bool:
+    """Whether the headers announce no body."""
+    headers = dict(scope["headers"])
+    return headers.get(b"content-length", b"0") == b"0" and b"transfer-encoding" not in headers
 
 
 async def _refuse(problem: Problem, scope: Scope, receive: Receive, send: Send) -> None:

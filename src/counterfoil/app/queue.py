@@ -1,7 +1,8 @@
 """Dynamic batching: a queue of jobs, and the thread that runs the models on batches of them.
 
 The thread takes the oldest job and all waiting jobs of the same kind, up to a limit. So no job
-waits for a batch to fill up, and batches grow with the load.
+waits for a batch to fill up, and batches grow with the load. The requests of a batch take turns to
+send their responses.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Any
 from counterfoil.app.connections import Limits
 from counterfoil.app.guard import Meters
 from counterfoil.app.problems import RETRY_HEADERS, Problem
+from counterfoil.app.turns import Turns
 
 
 @dataclass(frozen=True)
@@ -34,9 +36,14 @@ class BatchQueue:
     """
 
     def __init__(
-        self, run: Callable[[Sequence[Any]], Sequence[Any]], limits: Limits, meters: Meters
+        self,
+        run: Callable[[Sequence[Any]], Sequence[Any]],
+        limits: Limits,
+        meters: Meters,
+        turns: Turns | None = None,
     ) -> None:
         self._run, self.limits, self.meters = run, limits, meters
+        self._turns = turns or Turns()
         self._waiting: deque[_Waiting] = deque()
         self._wake = threading.Condition()
         self._open = True
@@ -64,9 +71,11 @@ class BatchQueue:
             self._waiting.append(waiting)
             self._wake.notify()
         try:
-            return await asyncio.wait_for(waiting.future, self.limits.timeout)
+            result = await asyncio.wait_for(waiting.future, self.limits.timeout)
         except asyncio.TimeoutError:
             raise Problem(503, "the request timed out; try again", RETRY_HEADERS) from None
+        await self._turns.take()
+        return result
 
     def close(self) -> None:
         """Accept no more jobs, and wait up to ``limits.drain`` seconds for the queued ones."""

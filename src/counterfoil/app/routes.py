@@ -20,6 +20,7 @@ from counterfoil.app.images import MEDIA_TYPE, SIDES, Library, PictureCache, dec
 from counterfoil.app.problems import Problem, documented
 from counterfoil.app.queue import BatchQueue
 from counterfoil.app.review import State
+from counterfoil.app.turns import Turns
 from counterfoil.core.errors import DataError
 from counterfoil.data.text.tokenizers import require_known
 from counterfoil.models.model import Model
@@ -39,11 +40,11 @@ class Service:
 
     def __init__(self, content: Content, limits: Limits, access: Access) -> None:
         self.content, self.limits, self.access = content, limits, access
-        self.meters = Meters()
+        self.meters, self.turns = Meters(), Turns()
         audited = content.audit.images if content.audit is not None else None
         self.library = Library(content.index, limits, audited)
         self.engine = Engine([one.model for one in content.models], self.library)
-        self.queue = BatchQueue(self.engine.run, limits, self.meters)
+        self.queue = BatchQueue(self.engine.run, limits, self.meters, self.turns)
         self.pictures = PictureCache()
         self.decoders = CapacityLimiter(DECODERS)
         self.readers = CapacityLimiter(READERS)
@@ -197,7 +198,10 @@ async def score(service: TheService, body: s.ScoreRequest) -> s.ScoreResponse:
     for name in body.images:
         service.library.check(name)
     model = service.find_model(body.model).model
-    unknown = [_unknown(model, text) for text in body.texts]
+    unknown = []
+    for text in body.texts:
+        unknown.append(_unknown(model, text))
+        await service.turns.take()  # many long texts would block the event loop
     scores = await service.queue.submit(Score(model, tuple(body.images), tuple(body.texts)))
     return s.ScoreResponse(scores=scores, unknown=unknown)
 
@@ -339,7 +343,9 @@ async def metrics(service: TheService) -> PlainTextResponse:
 
 async def _read(service: Service, read: Callable[..., T], *args: Any) -> T:
     """Call a function that reads from disk, on one of a few threads."""
-    return await to_thread.run_sync(read, *args, limiter=service.readers)
+    result = await to_thread.run_sync(read, *args, limiter=service.readers)
+    await service.turns.take()
+    return result
 
 
 def _unknown(model: Model, text: str) -> list[str]:
