@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import pickle
+import random
 
 import numpy as np
 import pytest
+import torch
 
 from counterfoil.core.config import build_config
 from counterfoil.core.errors import ConfigError, DataError
@@ -14,8 +16,15 @@ from counterfoil.core.progress import Silent
 from counterfoil.core.zoo import resolve
 from counterfoil.data.pairs import Split
 from counterfoil.data.text.words import words
+from counterfoil.foils.files import foils_of_image
+from counterfoil.foils.rules import CaptionSites
+from counterfoil.models import create_model
+from counterfoil.objectives import create_objective
 from counterfoil.training.extra_negatives import foil_negatives
 from counterfoil.training.run import execute
+from counterfoil.training.run_data import TrainingBatches
+from counterfoil.training.services import TrainingRunSetup
+from tests.conftest import make_split
 
 SPLIT = Split(
     "train",
@@ -61,6 +70,38 @@ def test_the_draw_depends_on_the_generator_alone() -> None:
     drawn = [rules.of(0, generator(seed)) for seed in range(12)]
     assert drawn == [again.of(0, generator(seed)) for seed in range(12)]
     assert len(set(drawn)) > 1
+
+
+def test_sites_are_found_once_and_draws_are_those_of_a_caption_seen_anew(monkeypatch) -> None:
+    rules, found = foils("rules:noun,numeral,word-swap", 2), []
+    find = CaptionSites.of
+    monkeypatch.setattr(CaptionSites, "of", lambda *given: found.append(given) or find(*given))
+    for seed in range(5):
+        for caption in range(len(SPLIT.texts)):
+            own = SPLIT.captions[int(SPLIT.image_of[caption])]
+            rng = random.Random(int(generator(seed).integers(1 << 62)))
+            anew = foils_of_image(SPLIT.texts[caption], own, rng, rules.kinds, 2)
+            found.clear()
+            assert rules.of(caption, generator(seed)).texts == tuple(foil.text for foil in anew)
+            assert len(found) == (seed == 0)
+
+
+@pytest.mark.parametrize(("objective", "lasts"), [("foils", True), ("triplet-clip", False)])
+def test_loading_processes_last_unless_the_extra_items_change(tmp_path, objective, lasts) -> None:
+    train, device = make_split(tmp_path, "train", 24, 0), torch.device("cpu")
+    options = {"images": "retrieved"} if objective == "triplet-clip" else {}
+    config = build_config(
+        {
+            "model": {"name": "vse-fc", "embed_size": 8},
+            "data": {"min_count": 1, "workers": 1},
+            "objective": {objective: {"source": "rules:noun,word-swap", **options}},
+        }
+    )
+    model = create_model(config.model, train, config.data)
+    term = create_objective(config.objective)
+    term.prepare(TrainingRunSetup(train, model, config, device, Silent()))
+    batches = TrainingBatches(train, model, term, config, device, Silent())
+    assert batches.loader(0, 0).persistent_workers == lasts
 
 
 def test_the_kinds_of_rules_may_be_chosen() -> None:

@@ -26,7 +26,7 @@ from counterfoil.data.duplicates import spoken
 from counterfoil.data.formats.text_files import json_bytes
 from counterfoil.data.pairs import Split
 from counterfoil.data.text.words import words
-from counterfoil.foils.rules import DEFAULT_KINDS, REORDERING, Foil, rule_foils
+from counterfoil.foils.rules import DEFAULT_KINDS, REORDERING, CaptionSites, Foil, rule_foils
 
 PARTIAL = ".partial"
 
@@ -327,9 +327,21 @@ def foils_of_image(
 
     No foil adds a word of these captions, and none equals one of them.
     """
+    return drawn_foils(sites_beside(caption, own, kinds), own, draws, count)
+
+
+def sites_beside(caption: str, own: Sequence[str], kinds: Sequence[str]) -> CaptionSites:
+    """Where a caption can be changed, without words of its image's ``own`` captions."""
+    return CaptionSites.of(caption, kinds, _words_of(tuple(own)))
+
+
+def drawn_foils(
+    sites: CaptionSites, own: Sequence[str], draws: random.Random, count: int
+) -> list[Foil]:
+    """Foils from the sites of `sites_beside` that equal none of the image's ``own`` captions."""
     # other kinds add a word that no caption of the image has
-    true = frozenset() if REORDERING.isdisjoint(kinds) else _sentences_of(tuple(own))
-    return rule_foils(caption, draws, kinds, count, _words_of(tuple(own)), true)
+    true = frozenset() if REORDERING.isdisjoint(sites.sites) else _sentences_of(tuple(own))
+    return sites.foils(draws, count, true)
 
 
 # Captions of one image follow each other when foils are written, and in grouped batches. In

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -82,6 +83,7 @@ class Quintuplets:
     captions: NDArray[np.int32]
     images: NDArray[np.int32]
     twins: Twins | None = None
+    changes: ClassVar = False
 
     def of(self, caption: int, rng: np.random.Generator) -> ExtraItems:
         """Images (I_off, I2) and texts (T_off, T2): T2 belongs to I_off, T_off to I2.

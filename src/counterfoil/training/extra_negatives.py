@@ -7,6 +7,7 @@ import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -19,10 +20,11 @@ from counterfoil.core.errors import ConfigError, DataError, TrainingError
 from counterfoil.core.progress import Progress, Silent
 from counterfoil.core.storage.locks import locked_in_turn
 from counterfoil.core.tensors.modes import eval_mode
-from counterfoil.data.batches.dataset import ExtraItems, ExtraNegativeSource
+from counterfoil.data.batches.dataset import ExtraItems, ExtraNegativeSource, Once
 from counterfoil.data.pairs import Split
 from counterfoil.foils import DEFAULT_KINDS, rule_foils
-from counterfoil.foils.files import foils_by_caption, foils_of_image, split_digest
+from counterfoil.foils.files import drawn_foils, foils_by_caption, sites_beside, split_digest
+from counterfoil.foils.rules import CaptionSites
 from counterfoil.models.foil_files import write_model_foils
 from counterfoil.models.model import Model
 from counterfoil.objectives.positives import Twins
@@ -45,6 +47,9 @@ MAX_RANKED_PAIRS = 1 << 22
 
 _LOW = (1 << 32) - 1
 _EMPTY = -(1 << 63)
+
+MOST_SITES = 1 << 15
+"""Captions whose sites for foils are kept, by each process that loads batches."""
 
 RULES = "rules"
 WRITTEN_MASKS, WRITTEN_SAMPLES = 5, 5
@@ -207,22 +212,28 @@ def _in_split(best: Tensor, queries: Indices, candidates: Indices, size: int) ->
     return table
 
 
-@dataclass(frozen=True)
 class RuleFoils:
     """Rule-made foils, drawn again each time a caption is in a batch.
 
     No foil adds a word of any caption of the image, because it would often be true.
     """
 
-    split: Split
-    kinds: tuple[str, ...]
-    count: int
+    changes = False
+
+    def __init__(self, split: Split, kinds: Sequence[str], count: int) -> None:
+        self.split, self.kinds, self.count = split, tuple(kinds), count
+        self._sites = Once(self._sites_of, MOST_SITES)
 
     def of(self, caption: int, rng: np.random.Generator) -> ExtraItems:
-        own = self.split.captions[int(self.split.image_of[caption])]
         draws = random.Random(int(rng.integers(1 << 62)))
-        foils = foils_of_image(self.split.texts[caption], own, draws, self.kinds, self.count)
+        foils = drawn_foils(self._sites(caption), self._own(caption), draws, self.count)
         return ExtraItems(texts=tuple(foil.text for foil in foils))
+
+    def _sites_of(self, caption: int) -> CaptionSites:
+        return sites_beside(self.split.texts[caption], self._own(caption), self.kinds)
+
+    def _own(self, caption: int) -> Sequence[str]:
+        return self.split.captions[int(self.split.image_of[caption])]
 
 
 @dataclass(frozen=True)
@@ -231,6 +242,7 @@ class ListedFoils:
 
     foils: Mapping[int, tuple[str, ...]]
     count: int
+    changes: ClassVar = False
 
     def of(self, caption: int, rng: np.random.Generator) -> ExtraItems:
         foils = self.foils.get(caption, ())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -70,6 +70,11 @@ class RetrievedImages:
         return made
 
     @property
+    def changes(self) -> bool:
+        """Whether the model in training retrieves the images anew."""
+        return self.by_training_model
+
+    @property
     def texts(self) -> list[str]:
         return [text for texts in self.foils.values() for text in texts]
 
@@ -96,6 +101,7 @@ class DrawnImages:
     table: FragmentTable
     rows: Mapping[int, range]
     images: NDArray[np.int64] | None = None
+    changes: ClassVar = False
 
     def refresh(self, survey: TrainSplitScores) -> None:
         """Nothing: drawn images stay the same."""

@@ -284,8 +284,8 @@ class TrainingBatches:
                 collate_fn=self.collate,
                 # pinning needs a thread, which only pays off for fragments
                 pin_memory=self.device.type == "cuda" and self.device_features is None,
-                # extra sources may change per epoch, so workers must restart
-                persistent_workers=workers > 0 and not self.items.extra_sources,
+                # workers have a copy of the extra sources
+                persistent_workers=workers > 0 and not self.items.changes,
                 # a loader draws from its generator; the global one must stay reproducible
                 generator=torch.Generator(),
             )

@@ -28,17 +28,18 @@ TEXT_ONLY = -1
 
 
 class Once(Generic[Key, Value]):
-    """A function that caches its first `MAX_CACHED_CAPTIONS` results; picklable."""
+    """A function that caches its first ``most`` results; picklable."""
 
-    def __init__(self, compute: Callable[[Key], Value]) -> None:
+    def __init__(self, compute: Callable[[Key], Value], most: int | None = None) -> None:
         self.compute = compute
+        self.most = MAX_CACHED_CAPTIONS if most is None else most
         self.cache: dict[Key, Value] = {}
 
     def __call__(self, key: Key) -> Value:
         if key in self.cache:
             return self.cache[key]
         result = self.compute(key)
-        if len(self.cache) < MAX_CACHED_CAPTIONS:
+        if len(self.cache) < self.most:
             self.cache[key] = result
         return result
 
@@ -71,7 +72,11 @@ class ExtraItems:
 
 
 class ExtraNegativeSource(Protocol):
-    """Gives the extra items for a caption of the training split."""
+    """Gives the extra items for a caption of the training split.
+
+    If nothing but the draws differs between epochs, ``changes = False`` lets the processes that
+    load batches, and what they cached, last for the whole run.
+    """
 
     def of(self, caption: int, rng: np.random.Generator) -> ExtraItems: ...
 
@@ -107,6 +112,11 @@ class CaptionItems(Dataset["Item | str"]):
 
     def __len__(self) -> int:
         return len(self.split.texts)
+
+    @property
+    def changes(self) -> bool:
+        """Whether an extra source may give other items in the next epoch."""
+        return any(getattr(source, "changes", True) for source in self.extra_sources.values())
 
     def for_thread(self) -> CaptionItems:
         """The same items for another thread, with a random generator of its own."""
