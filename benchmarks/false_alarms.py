@@ -159,7 +159,8 @@ def main() -> int:
     settings = {name: json.loads(value) for name, _, value in given}
     folder = resolve(options.run, cache=options.cache)
     model = load_model(folder, options.device)
-    data = evaluation_split(folder, options.data, None, settings, options.cache, Silent())
+    names = [options.trusted, options.split]
+    data = evaluation_split(folder, options.data, None, settings, options.cache, Silent(), names)
     trusted = audit_split(model, data[options.trusted], examined=options.examine)
     limits = calibrate(trusted, RATES[0])  # its scales are those of all rates
     clean = audit_split(model, data[options.split], examined=options.examine, false_alarms=limits)
