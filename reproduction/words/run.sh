@@ -32,6 +32,7 @@ alarms() {
   local name=$1
   shift
   python "$here/benchmarks/false_alarms.py" "$@" --device "$DEVICE" --examine "$EXAMINE" --json \
+    --chance "$RESULTS/chance-${name#alarms-}.json" ${COUNTERFOIL_CACHE:+--cache "$COUNTERFOIL_CACHE"} \
     > "$RESULTS/$name.part.json"
   mv "$RESULTS/$name.part.json" "$RESULTS/$name.json"
 }

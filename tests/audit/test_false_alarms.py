@@ -11,6 +11,14 @@ from hypothesis import strategies as st
 
 from counterfoil.audit import alarm_curve, audit_split, calibrate
 from counterfoil.audit.false_alarms import MIN_TRUSTED, conformal_threshold, word_pool
+from counterfoil.audit.suspicion import (
+    SIGNS,
+    Scale,
+    Scales,
+    caption_doubts,
+    sign_deviations,
+    sign_scales,
+)
 from counterfoil.core.errors import ConfigError, DataError
 from counterfoil.evaluation.words.doubts import NO_DOUBT
 
@@ -60,6 +68,50 @@ def test_an_audit_lists_the_asked_share_of_right_captions(learned, concepts) -> 
     curve = alarm_curve(trusted, trusted, (0.05, 0.2))
     assert [one.nominal for one in curve] == [0.05, 0.2]
     assert curve[0].captions <= 0.05 < curve[1].captions <= 0.2
+
+
+def usual_in(values) -> Scales:
+    """The scales that an audit of these values uses without trusted captions."""
+    signs = sign_scales(values)
+    return Scales(signs, Scale.of_usual(caption_doubts(sign_deviations(values, signs))))
+
+
+@pytest.mark.parametrize("wrong", [0, 150, 400])
+def test_neither_chance_nor_errors_move_the_share_of_right_captions_listed(wrong) -> None:
+    """Values of right captions have one distribution, those of wrong ones lie above it."""
+    rng = np.random.default_rng(0)
+    by_trusted, by_own = [], []
+    for _ in range(30):
+        trusted, audited = rng.gamma(4.0, size=(2, 1000, len(SIGNS)))
+        audited[:wrong] += 6.0
+        usual = usual_in(trusted)
+        limit = conformal_threshold(usual.suspicion(trusted), 0.1)
+        by_trusted.append((usual.suspicion(audited)[wrong:] > limit).mean())
+        by_own.append((usual_in(audited).suspicion(audited)[wrong:] > limit).mean())
+    # both the threshold and the share are estimated, the latter from 600 captions at least
+    chance = math.sqrt(0.1 * 0.9 * (1 / 1000 + 1 / (1000 - wrong)))
+    assert np.mean(by_trusted) == pytest.approx(0.1, abs=3 * chance / math.sqrt(30))
+    assert np.std(by_trusted) < 1.5 * chance
+    # compared with what is usual among themselves, it does move: that is why they are not
+    off = np.abs(np.array([by_trusted, by_own]) - 0.1).mean(1)
+    assert off[1] > 1.5 * off[0]
+
+
+def test_trusted_captions_say_what_is_usual_in_the_audited_split(learned, concepts) -> None:
+    trusted = audit_split(learned, concepts.train)
+    limits = calibrate(trusted, 0.1)
+    other = concepts.test
+    alone, audited = audit_split(learned, other), audit_split(learned, other, false_alarms=limits)
+    assert audited.scales == trusted.scales != alone.scales
+    captions = audited.survey.captions
+    np.testing.assert_array_equal(audited.values, alone.values)
+    np.testing.assert_array_equal(
+        audited.suspicion[captions], trusted.scales.suspicion(audited.values[captions])
+    )
+    assert limits.as_dict()["scales"]["doubt"]["median"] == trusted.scales.doubt.median
+    alarm_curve(trusted, audited, [0.1])
+    with pytest.raises(DataError, match="not compared with what is usual in 'train'"):
+        alarm_curve(trusted, alone, [0.1])
 
 
 def test_a_few_trusted_captions_are_refused(learned, concepts) -> None:

@@ -25,13 +25,17 @@ from counterfoil.audit.suspicion import (
     SUSPICIOUS_FROM,
     WORDS,
     Scale,
+    Scales,
     Values,
     WordEffects,
+    caption_doubts,
     combine,
     deviations_of,
     evidence,
     measure_effects,
     named_signs,
+    sign_deviations,
+    sign_scales,
 )
 from counterfoil.core.errors import ConfigError
 from counterfoil.core.progress import Progress
@@ -54,9 +58,10 @@ class Audit:
 
     ``findings`` lists captions with a suspicion of at least ``threshold``, and near-duplicates;
     ``summary`` does not depend on the threshold. ``suspicion`` [captions] is NaN for unreadable
-    images, ``signs`` [captions, signs] the evidence for its reasons. ``word_effects`` are the words
-    of the examined captions, ``word_doubts`` the doubts about them; those above ``word_threshold``
-    are named as wrong. ``reference`` are the examined captions that were drawn at random.
+    images. ``values`` [captions, signs] has what was measured, ``scales`` what that was compared
+    with, ``signs`` [captions, signs] the evidence for reasons. ``word_effects`` are the words of
+    the examined captions, ``word_doubts`` the doubts about them; those above ``word_threshold`` are
+    named as wrong. ``reference`` are the examined captions that were drawn at random.
     ``surprise``: whether the doubts include the surprise of a language model.
     """
 
@@ -66,6 +71,8 @@ class Audit:
     threshold: float
     survey: SplitSurvey
     suspicion: Values
+    values: Values
+    scales: Scales
     signs: Values
     word_doubts: dict[int, Values]
     word_effects: WordEffects
@@ -98,7 +105,7 @@ def audit_split(
     a random sample as the reference. Corrections are made for the first ``details`` findings.
     ``keep`` is a checkpoint file: a later call with the same model and split resumes from it.
     ``false_alarms``: thresholds measured on trusted captions (`calibrate`), instead of
-    ``threshold``.
+    ``threshold``; captions are then compared with what is usual in the trusted split.
     """
     if not 0.0 < threshold <= 1.0:
         raise ConfigError(f"audit: expected a threshold above 0 and at most 1, got {threshold}")
@@ -111,19 +118,24 @@ def audit_split(
     neighbors = find_neighbors(
         model, split, captions, by_caption=False, seed=seed, progress=progress
     )
-    deviations, signs = _score_signs(survey, duplicates, neighbors)
-    chosen, reference = _choose(combine(deviations[captions]), captions, examined, seed)
+    values = _score_values(survey, duplicates, neighbors)
+    # a threshold holds for suspicion that is made like that it was measured on
+    given = None if false_alarms is None else false_alarms.scales
+    scales = {**sign_scales(values[captions]), **(given.signs if given else {})}
+    chosen, reference = _choose(
+        combine(sign_deviations(values[captions], scales)), captions, examined, seed
+    )
     effects = measure_effects(model, split, chosen, progress)
-    # a threshold holds for doubts that are made like those it was measured on
     wanted = false_alarms is None or false_alarms.surprise
     measured = _measured(split, effects, chosen, wanted, progress)
     surprise = any(caption.surprise is not None for caption in measured.values())
     usual = WordDoubts(measured[number] for number in reference)
     scale = _word_scale(usual, measured, reference)
     if scale is not None:
-        worst = np.array([usual.worst(measured[number]) for number in chosen])
-        deviations[chosen, WORDS] = scale.z(worst)
-        signs[chosen, WORDS] = evidence(scale.z(worst))
+        values[chosen, WORDS] = [usual.worst(measured[number]) for number in chosen]
+        scales.setdefault(SIGNS[WORDS], scale)
+    deviations = sign_deviations(values, scales)
+    signs = _evidence(values, deviations)
     doubts = {number: usual.of(caption) for number, caption in measured.items()}
     if false_alarms is None:
         word_threshold = conformal_threshold(word_pool(doubts, reference), WORD_RATE)
@@ -132,7 +144,8 @@ def audit_split(
         threshold = float(np.nextafter(false_alarms.caption_threshold, np.inf))
         word_threshold = false_alarms.word_threshold
     suspicion = np.full(len(survey.own), np.nan)
-    suspicion[captions] = combine(deviations[captions])
+    usual_doubt = given.doubt if given else Scale.of_usual(caption_doubts(deviations[captions]))
+    suspicion[captions] = combine(deviations[captions], usual_doubt)
     describer = Describer(
         split, survey, signs, suspicion, duplicates, effects, usual, doubts, word_threshold
     )
@@ -150,6 +163,8 @@ def audit_split(
         threshold,
         survey,
         suspicion,
+        values,
+        Scales(scales, usual_doubt),
         signs,
         doubts,
         effects,
@@ -159,34 +174,38 @@ def audit_split(
     )
 
 
-def _score_signs(
+def _score_values(
     survey: SplitSurvey, duplicates: dict[int, Duplicate], neighbors: Neighbors
-) -> tuple[Values, Values]:
-    """Deviations and evidence [captions, signs] without those of words."""
+) -> Values:
+    """Values [captions, signs] of the signs without those of words; NaN if not known."""
     captions, own = survey.captions, survey.own.astype(np.float64)
-    deviations = np.full((len(own), len(SIGNS)), np.nan)
-    signs = np.zeros((len(own), len(SIGNS)))
-    low = deviations_of(-own[captions])
     # A pair that fits badly itself says little about its neighbors.
-    reliable = evidence(-low, 0.0)
+    reliable = evidence(-deviations_of(-own[captions]), 0.0)
     pool = np.where(survey.pool >= 0, survey.pool_score, np.nan).astype(np.float64)
     known = ~np.isnan(pool).all(1)
     best_captions = np.full(len(pool), np.nan)
     best_captions[known] = np.nanmean(pool[known], axis=1)
-    leads = {
-        "low-score": low,
+    columns = {
+        "low-score": -own[captions],
         "other-image": _rival_leads(survey, duplicates)[captions],
         "other-caption": (best_captions[survey.image_of] - own)[captions],
         "neighbors": disagreement(neighbors.by_image, reliable),
     }
-    for name, values in leads.items():
-        k = SIGNS.index(name)
-        z = deviations_of(np.where(np.isfinite(values), values, np.nan))
-        deviations[captions, k] = z
-        strength = np.nan_to_num(evidence(z, CENTERS.get(name, CENTER)))
-        # No evidence if the own image, or this caption, is ahead of all others.
-        signs[captions, k] = np.where(values > 0, strength, 0.0) if name in CENTERS else strength
-    return deviations, signs
+    values = np.full((len(own), len(SIGNS)), np.nan)
+    for name, column in columns.items():
+        values[captions, SIGNS.index(name)] = np.where(np.isfinite(column), column, np.nan)
+    return values
+
+
+def _evidence(values: Values, deviations: Values) -> Values:
+    """Evidence [captions, signs]; 0 for a sign that is not known."""
+    signs = np.zeros(deviations.shape)
+    for k, name in enumerate(SIGNS):
+        signs[:, k] = np.nan_to_num(evidence(deviations[:, k], CENTERS.get(name, CENTER)))
+        if name in CENTERS:
+            # No evidence if the own image, or this caption, is ahead of all others.
+            signs[~(values[:, k] > 0), k] = 0.0
+    return signs
 
 
 def _rival_leads(survey: SplitSurvey, duplicates: dict[int, Duplicate]) -> Values:

@@ -1,9 +1,11 @@
 """Thresholds with a known rate of false alarms, by split conformal prediction on trusted captions.
 
 If a caption is right and comes from the same source as the trusted ones, its suspicion exceeds the
-threshold with a chance of about the given rate. This holds if both splits are alike in size and in
-the share of captions examined: suspicion and doubt are relative to the split. The same holds for
-words. With n trusted items, the threshold is their ⌈(n + 1)(1 − rate)⌉-th smallest value.
+threshold with a chance of about the given rate. Suspicion is compared with what is usual in the
+trusted split, also in the audited one: its own scales would differ by chance, and because of its
+errors. Both splits must be alike in size and in the share of captions examined, because rival
+images and the usual effects of words are those of the split. The same holds for words. With n
+trusted items, the threshold is their ⌈(n + 1)(1 − rate)⌉-th smallest value.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from counterfoil.audit.suspicion import Scales
 from counterfoil.core.errors import ConfigError, DataError
 from counterfoil.data.pairs import Split
 from counterfoil.evaluation.ranks import Values
@@ -37,6 +40,9 @@ class Audited(Protocol):
     def suspicion(self) -> Values: ...
 
     @property
+    def scales(self) -> Scales: ...
+
+    @property
     def word_doubts(self) -> dict[int, Values]: ...
 
     @property
@@ -50,6 +56,7 @@ class Audited(Protocol):
 class FalseAlarms:
     """Thresholds for captions and words, measured on the trusted captions of a split.
 
+    ``scales``: what suspicion was compared with, and is to be compared with in other splits.
     ``surprise``: whether the doubts about trusted words include the surprise of a language model.
     """
 
@@ -60,6 +67,7 @@ class FalseAlarms:
     caption_threshold: float
     word_threshold: float
     surprise: bool
+    scales: Scales
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -125,6 +133,7 @@ def calibrate(trusted: Audited, rate: float) -> FalseAlarms:
         caption_threshold=conformal_threshold(suspicion, rate),
         word_threshold=conformal_threshold(words, rate),
         surprise=trusted.surprise,
+        scales=trusted.scales,
     )
 
 
@@ -138,13 +147,22 @@ class AlarmRates:
 
 
 def alarm_curve(trusted: Audited, clean: Audited, rates: Sequence[float]) -> list[AlarmRates]:
-    """Actual rates on another split whose captions are all right, for several nominal ones."""
+    """Actual rates on another split whose captions are all right, for several nominal ones.
+
+    ``clean`` is audited with thresholds from ``trusted``, of any rate, so that both have the same
+    scales.
+    """
     if trusted.surprise != clean.surprise:
         few = clean if trusted.surprise else trusted
         raise DataError(
             f"split '{few.split.name}' has too few captions for a language model and the other one "
             "has enough, so that doubts about their words cannot be compared; use splits alike in "
             "size"
+        )
+    if trusted.scales != clean.scales:
+        raise DataError(
+            f"split '{clean.split.name}' was not compared with what is usual in "
+            f"'{trusted.split.name}'; audit it with false_alarms=calibrate(trusted, rate)"
         )
     suspicion = clean.suspicion[~np.isnan(clean.suspicion)]
     words = word_pool(clean.word_doubts, clean.reference)

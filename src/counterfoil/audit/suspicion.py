@@ -8,7 +8,7 @@ reasons. Nothing is learned; the few constants were chosen on dev splits.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -91,13 +91,46 @@ class Scale:
         return (values - self.median) / self.spread if self.spread else np.zeros_like(values)
 
 
-def deviations_of(values: Values) -> Values:
-    """Robust deviations from the median; NaN stays, and does not count."""
+@dataclass(frozen=True)
+class Scales:
+    """What is usual in a split: the scale of each sign, and of a caption's doubt, their sum.
+
+    Suspicion by the scales of another split can be compared with that split's suspicion. A sign
+    without any value has no scale.
+    """
+
+    signs: dict[str, Scale]
+    doubt: Scale
+
+    def suspicion(self, values: Values) -> Values:
+        """Suspicion [n] from the values [n, signs] of captions."""
+        return combine(sign_deviations(values, self.signs), self.doubt)
+
+
+def deviations_of(values: Values, scale: Scale | None = None) -> Values:
+    """Deviations by ``scale``, or else by the values' own; NaN stays, and does not count."""
     known = ~np.isnan(values)
     z = np.full(len(values), np.nan)
     if known.any():
-        z[known] = Scale.of(values[known]).z(values[known])
+        z[known] = (scale or Scale.of(values[known])).z(values[known])
     return z
+
+
+def sign_scales(values: Values) -> dict[str, Scale]:
+    """The scale of each sign that has a value, from the values [n, signs] of captions."""
+    known = ~np.isnan(values)
+    return {
+        sign: Scale.of(values[known[:, k], k]) for k, sign in enumerate(SIGNS) if known[:, k].any()
+    }
+
+
+def sign_deviations(values: Values, scales: Mapping[str, Scale]) -> Values:
+    """Deviations [n, signs] of values; NaN for a sign without a scale."""
+    deviations = np.full(values.shape, np.nan)
+    for sign, scale in scales.items():
+        k = SIGNS.index(sign)
+        deviations[:, k] = deviations_of(values[:, k], scale)
+    return deviations
 
 
 def evidence(z: Values, center: float = CENTER) -> Values:
@@ -105,11 +138,19 @@ def evidence(z: Values, center: float = CENTER) -> Values:
     return np.asarray(1.0 / (1.0 + np.exp(np.clip(center - z, -50.0, 700.0))))
 
 
-def combine(deviations: Values) -> Values:
-    """Suspicion [n] from the deviations [n, signs] of captions; NaN is a sign without evidence."""
+def caption_doubts(deviations: Values) -> Values:
+    """Weighted sums [n] of the deviations [n, signs]; NaN is a sign without evidence."""
     weights = np.array([WEIGHTS[sign] for sign in SIGNS])
-    whole = np.nan_to_num(deviations, nan=0.0) @ weights
-    return evidence(Scale.of_usual(whole).z(whole), WHOLE_CENTER)
+    return np.asarray(np.nan_to_num(deviations, nan=0.0) @ weights)
+
+
+def combine(deviations: Values, usual: Scale | None = None) -> Values:
+    """Suspicion [n] from the deviations [n, signs] of captions.
+
+    ``usual`` is the scale of the doubts; without it, they are compared with each other.
+    """
+    doubts = caption_doubts(deviations)
+    return evidence((usual or Scale.of_usual(doubts)).z(doubts), WHOLE_CENTER)
 
 
 def named_signs(signs: Values) -> list[int]:
