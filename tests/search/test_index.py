@@ -12,11 +12,13 @@ from PIL import Image
 
 import counterfoil as cf
 from counterfoil.core.errors import BusyError, CheckpointError, ConfigError, DataError
+from counterfoil.core.storage import segments
 from counterfoil.core.storage.arrays import ArrayFile
 from counterfoil.core.storage.locks import LOCK, beside, locked_folder
 from counterfoil.data.fragments import FragmentTable
 from counterfoil.data.images import FileImage
-from counterfoil.search import SearchIndex
+from counterfoil.search import SearchIndex, update
+from counterfoil.search.items import Items
 from tests.holding import content, held
 from tests.search.conftest import SMALL, with_captions
 
@@ -78,6 +80,7 @@ def test_items_come_in_the_order_asked_for_across_segments(fresh, concepts) -> N
         assert int(together.mask[row].sum()) == count
         assert torch.equal(together.fragments[row, :count], alone.fragments[0])
         assert torch.equal(together.boxes[row, :count], alone.boxes[0])
+    assert items.about(keys) == [items.about(np.array([key]))[0] for key in keys]
 
 
 def test_adding_in_parts_and_reopening_is_adding_at_once(fresh, concepts, indexes) -> None:
@@ -124,6 +127,34 @@ def test_images_that_are_there_are_refused_skipped_or_updated(fresh, concepts) -
     assert len(found["captions"]) == 10 * 2 + 4 * 3
     texts = {item["id"]: item["text"] for item in found["captions"]}
     assert texts["test-10#2"] == "a lamp"
+
+
+def test_a_commit_reads_the_names_of_new_images_alone(fresh, concepts, monkeypatch) -> None:
+    monkeypatch.setattr(update, "IMAGES_PER_COMMIT", 2)
+    read: list[int] = []
+    about = Items.about
+
+    def noted(items: Items, keys: np.ndarray) -> list[dict]:
+        read.extend(keys.tolist() if items.side == "images" else [])
+        return about(items, keys)
+
+    monkeypatch.setattr(Items, "about", noted)
+    fresh.add(concepts.test.select(range(12, 32)))
+    assert len(read) == len(set(read)) == 30  # those of the last commit are not needed yet
+
+
+def test_names_follow_every_change(fresh, concepts, monkeypatch) -> None:
+    monkeypatch.setattr(update, "IMAGES_PER_COMMIT", 2)
+    monkeypatch.setattr(segments, "MAX_SEGMENTS", 3)  # some commits merge
+    images, captions = concepts.test, fresh.items["captions"].names
+    assert len(captions) == 24
+    fresh.add(images.select(range(12, 32)))
+    fresh.remove([images.ids[3], images.ids[20], f"{images.ids[6]}#1"])
+    fresh.add(images.select([5, 30]), existing="update")
+    opened = SearchIndex.open(fresh.folder, model=fresh.model)
+    for side in ("images", "captions"):
+        assert fresh.items[side].names == opened.items[side].names
+    assert len(fresh.items["captions"].names) == 2 * 30 - 1
 
 
 def test_compacting_changes_nothing_but_the_room(fresh, concepts) -> None:

@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,6 +24,8 @@ Side = Literal["images", "captions"]
 ABOUT, ENDS = "about.bin", "about_ends.bin"
 BLOCK_ITEMS = 256
 """Items read or written at once."""
+RUN_ITEMS = 1024
+"""Descriptions that follow each other and are read at once."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,8 @@ class Items:
     def __init__(self, store: SegmentStore, side: Side, device: torch.device) -> None:
         self.store, self.side, self.device = store, side, device
         self.table: Table = store.tables[side]
+        self._names: dict[str, int] | None = None
+        self._before: tuple[dict[str, int], Ids] | None = None  # names and keys, see `follow`
         self.dtype = stored_dtype(store.header["dtype"])
         # opened at once: a file that another process replaces later stays readable
         self._readers = [self._reader(number) for number in range(len(self.table.mark.segments))]
@@ -48,11 +52,30 @@ class Items:
     def __len__(self) -> int:
         return len(self.table)
 
-    @cached_property
+    @property
     def names(self) -> dict[str, int]:
         """Key of every item by its name, read when something is looked up or changed."""
-        keys = self.table.live_ids
-        return {about["id"]: int(key) for key, about in zip(keys, self.about(keys), strict=True)}
+        if self._names is None:
+            self._names, self._before = self._read_names(), None
+        return self._names
+
+    def _read_names(self) -> dict[str, int]:
+        keys, known = self.table.live_ids, dict[str, int]()
+        if self._before is not None:
+            names, before = self._before
+            gone = set(np.setdiff1d(before, keys, assume_unique=True).tolist())
+            known = {name: key for name, key in names.items() if key not in gone}
+            keys = np.setdiff1d(keys, before, assume_unique=True)
+        new = zip(keys.tolist(), self.about(keys), strict=True)
+        return known | {about["id"]: key for key, about in new}
+
+    def follow(self, earlier: Items) -> None:
+        """Take over the names of the state before an own commit, if they were read.
+
+        To read all of them after every commit would make a large index slow to build.
+        """
+        read = earlier._names
+        self._before = earlier._before if read is None else (read, earlier.table.live_ids)
 
     def encoded(self, keys: Ids) -> Encoded:
         """Items as the matcher reads them, in the order given."""
@@ -79,17 +102,28 @@ class Items:
     def about(self, keys: Ids) -> list[dict[str, Any]]:
         """The descriptions of items, as given when they were added."""
         rows = self.table.rows_of(np.asarray(keys, dtype=np.int64))
-        segments = self.table.segment_of(rows)
+        order = np.argsort(rows, kind="stable")
         records: list[dict[str, Any]] = [{}] * len(rows)
-        for segment in np.unique(segments):
-            ends, file = self._readers[segment].ends, self._readers[segment].about
-            for index in np.flatnonzero(segments == segment):
-                row = int(rows[index] - self.table.starts[segment])
-                begin = int(ends[row - 1]) if row else 0
-                text = np.empty(int(ends[row]) - begin, dtype=np.uint8)
-                read_into(text, file.fd, begin)
-                records[index] = self._parsed(text.tobytes(), segment)
+        for run in self._runs(rows[order]):
+            segment = int(self.table.segment_of(rows[order[run.start]]))
+            first = int(rows[order[run.start]] - self.table.starts[segment])
+            reader = self._readers[segment]
+            begin = int(reader.ends[first - 1]) if first else 0
+            ends = reader.ends[first : first + len(run)] - begin
+            text = np.empty(int(ends[-1]), dtype=np.uint8)
+            read_into(text, reader.about.fd, begin)
+            starts = [0, *ends[:-1].tolist()]
+            whole = text.tobytes()
+            for place, start, end in zip(order[run.start : run.stop], starts, ends, strict=True):
+                records[place] = self._parsed(whole[start:end], segment)
         return records
+
+    def _runs(self, rows: Ids) -> Iterator[range]:
+        """Ranges of sorted rows that follow each other in one segment, to be read at once."""
+        breaks = np.flatnonzero((np.diff(rows) != 1) | (np.diff(self.table.segment_of(rows)) != 0))
+        for begin, end in pairwise([0, *(breaks + 1).tolist(), len(rows)]):
+            for start in range(begin, end, RUN_ITEMS):
+                yield range(start, min(start + RUN_ITEMS, end))
 
     def _parsed(self, text: bytes, segment: int) -> dict[str, Any]:
         try:

@@ -131,15 +131,21 @@ class IndexState:
         self.write_generation(side)
 
     def reload_and_merge(self) -> None:
-        """Read the new state and merge small segments."""
-        self.refresh()
+        """Read the state after an own commit, and merge small segments."""
+        self._refresh_own()
         starts = {side: self.items[side].table.find_merge_start() for side in SIDES}
         untidy = {side: start for side, start in starts.items() if start is not None}
         if untidy:
             self.store.commit(
                 {side: self.items[side].rewritten(start) for side, start in untidy.items()}
             )
-            self.refresh()
+            self._refresh_own()
+
+    def _refresh_own(self) -> None:
+        earlier = self.items
+        self.refresh()
+        for side, items in self.items.items():
+            items.follow(earlier[side])
 
     def refresh(self) -> None:
         self.items: dict[Side, Items] = {
