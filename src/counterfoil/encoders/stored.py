@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -66,10 +67,13 @@ class Extent(BaseModel):
 
 
 class EncodedWriter:
-    """Appends blocks of encoded items; `append` returns once a block is on disk."""
+    """Appends blocks of encoded items.
 
-    def __init__(self, folder: Path, dtype: str, done: Extent) -> None:
-        self.folder, self.dtype, self.done = folder, np.dtype(dtype), done
+    `append` returns once a block is on disk, unless the caller will ``sync`` the files itself.
+    """
+
+    def __init__(self, folder: Path, dtype: str, done: Extent, sync: bool = True) -> None:
+        self.folder, self.dtype, self.done, self.sync = folder, np.dtype(dtype), done, sync
         folder.mkdir(parents=True, exist_ok=True)
         for path in folder.glob("*.bin"):
             if path.stem not in (LENGTHS, *done.widths):
@@ -96,8 +100,9 @@ class EncodedWriter:
         for name, array in {LENGTHS: lengths, **arrays}.items():
             with (self.folder / f"{name}.bin").open("ab") as file:
                 file.write(np.ascontiguousarray(array).data)
-                file.flush()
-                os.fsync(file.fileno())
+                if self.sync:
+                    file.flush()
+                    os.fsync(file.fileno())
         real = lengths[lengths > 0].astype(np.int64)
         widths = {name: int(array.shape[-1]) for name, array in arrays.items()}
         self.done = Extent(
@@ -185,11 +190,13 @@ class EncodedReader:
         tensors: dict[str, Tensor] = {}
         for name, file in self.files.items():
             if name.removesuffix(SCALE) == "pooled":
-                tensors[name] = self._pooled(file, chosen, present)
+                tensors[name] = self._read(file, "present", chosen, present, present)
             elif name == "graph":
-                tensors[name] = self._graphs(file, chosen, lengths, longest)
+                cells = mask[:, :, None] & mask[:, None, :]
+                links = self._read(file, "cells", chosen, lengths**2, cells)
+                tensors[name] = links[..., 0].bool()
             else:
-                tensors[name] = self._rows(file, chosen, lengths, longest)
+                tensors[name] = self._read(file, "rows", chosen, lengths, mask)
         for name in [name for name in tensors if name.endswith(SCALE)]:
             tensors[name.removesuffix(SCALE)] = (
                 tensors.pop(name) * tensors[name.removesuffix(SCALE)]
@@ -198,30 +205,25 @@ class EncodedReader:
         encoded = Encoded(fragments, torch.from_numpy(mask), **tensors)
         return encoded, torch.from_numpy(present)
 
-    def _rows(
-        self, file: _Numbers, chosen: NDArray[np.int64], lengths: NDArray[Any], longest: int
+    def _read(
+        self,
+        file: _Numbers,
+        unit: str,
+        chosen: NDArray[np.int64],
+        counts: NDArray[Any],
+        where: NDArray[np.bool_],
     ) -> Tensor:
-        out = np.zeros((len(chosen), longest, file.width), dtype=file.dtype)
-        for row, (item, length) in enumerate(zip(chosen, lengths, strict=True)):
-            file.read(int(self.starts["rows"][item]), out[row, :length])
-        return torch.from_numpy(out)
-
-    def _pooled(
-        self, file: _Numbers, chosen: NDArray[np.int64], present: NDArray[np.bool_]
-    ) -> Tensor:
-        out = np.zeros((len(chosen), file.width), dtype=file.dtype)
-        for row in np.flatnonzero(present):
-            file.read(int(self.starts["present"][chosen[row]]), out[row])
-        return torch.from_numpy(out)
-
-    def _graphs(
-        self, file: _Numbers, chosen: NDArray[np.int64], lengths: NDArray[Any], longest: int
-    ) -> Tensor:
-        out = np.zeros((len(chosen), longest, longest), dtype=np.bool_)
-        for row, (item, length) in enumerate(zip(chosen, lengths, strict=True)):
-            links = np.empty((length, length), dtype=np.uint8)
-            file.read(int(self.starts["cells"][item]), links)
-            out[row, :length, :length] = links
+        """Numbers [*where, width] of items that have ``counts`` rows each, zero elsewhere."""
+        ends = np.cumsum(counts, dtype=np.int64)
+        rows = np.empty((int(counts.sum()), file.width), dtype=file.dtype)
+        # items that follow each other are read at once
+        breaks = np.flatnonzero(np.diff(chosen) != 1) + 1
+        for first, end in pairwise([0, *breaks.tolist(), len(chosen)]):
+            part = rows[ends[first] - counts[first] : ends[end - 1]] if end > first else rows[:0]
+            if len(part):
+                file.read(int(self.starts[unit][chosen[first]]), part)
+        out = np.zeros((*where.shape, file.width), dtype=file.dtype)
+        out[where] = rows
         return torch.from_numpy(out)
 
 

@@ -177,7 +177,7 @@ class _Reader:
 
 def write_blocks(folder: Path, dtype: str, blocks: Iterable[Block]) -> Filled:
     """Fill a new segment."""
-    writer = EncodedWriter(folder, dtype, Extent())
+    writer = EncodedWriter(folder, dtype, Extent(), sync=False)  # the commit does
     keys: list[Ids] = [np.empty(0, dtype=np.int64)]
     ends: list[int] = []
     end = 0
