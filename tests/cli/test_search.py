@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import counterfoil as cf
+from counterfoil.cli import app
 from counterfoil.core.config import build_config
 from counterfoil.core.errors import CheckpointError, ConfigError, DataError
 from counterfoil.core.progress import Silent
@@ -16,7 +17,7 @@ from counterfoil.data.convert import convert
 from counterfoil.data.images import open_image
 from counterfoil.models import create_model, save_pretrained
 from counterfoil.training.run_data import read_data
-from tests.cli.test_cli import invoke
+from tests.cli.test_cli import invoke, runner
 
 SCENES = {"source": "scenes", "options": {"images": [20, 4, 16]}, "min_count": 1}
 
@@ -113,6 +114,44 @@ def test_photos_are_shown_with_their_place_and_captions_from_the_left(
     printed = invoke(*asked)
     assert f"1. {best['id']}  {best['pixels']['file']}" in printed
     assert f"│ {best['captions'][0]}" in printed
+
+
+@pytest.fixture
+def faulty(pairs, tmp_path):
+    """A table of three photos: one can be read, one is broken, one is missing."""
+    folder = tmp_path / "photos"
+    folder.mkdir()
+    open_image(pairs.test.pixels[0]).save(folder / "good.png")
+    (folder / "broken.png").write_bytes(b"no image")
+    rows = [f"{name}.png,{pairs.test.captions[0][0]},test" for name in ("good", "broken", "lost")]
+    (folder / "captions.csv").write_text("\n".join(["image,caption,split", *rows]) + "\n")
+    return folder / "captions.csv"
+
+
+def test_images_that_cannot_be_read_are_named_by_build_and_add(
+    run, faulty, cache, tmp_path
+) -> None:
+    folder = tmp_path / "index"
+    command = ("index", run, faulty, "--out", folder, "--cache", cache)
+    result = runner.invoke(app, [str(word) for word in command])
+    assert "added 1 images" in result.stdout
+    messages = " ".join(result.stderr.split())
+    assert "left out: test/broken: broken.png: not an image" in messages
+    assert "there is no image file 'lost.png'" in messages
+    update = ("index", "add", folder, faulty, "--existing", "update", "--cache", cache, "--json")
+    left_out = json.loads(invoke(*update))["added"]["left_out"]
+    assert sorted(line.rpartition("[")[2] for line in left_out) == [
+        "missing-image]",
+        "unreadable-image]",
+    ]
+
+
+def test_evaluate_says_how_many_items_are_left_out(run, faulty, cache) -> None:
+    command = ("evaluate", run, "--data", faulty, "--bootstrap", 0, "--cache", cache)
+    result = runner.invoke(app, [str(word) for word in command])
+    counts = " ".join(result.stderr.split()).partition("left out of the data: ")[2]
+    assert "1 × unreadable-image" in counts
+    assert "1 × missing-image" in counts
 
 
 def test_an_index_is_kept_up_to_date(run, cache, pairs, tmp_path) -> None:

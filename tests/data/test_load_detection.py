@@ -9,7 +9,7 @@ import pytest
 
 from counterfoil.core.errors import ConfigError, DataError
 from counterfoil.data import Pairs, Severity, Split, inspect, load_pairs, named_sources, sources
-from tests.data.tiny import write_lines, write_scan
+from tests.data.tiny import write_images, write_lines, write_scan
 
 
 def test_an_unknown_folder_is_told_what_was_looked_for_and_the_nearest_format(tmp_path):
@@ -20,6 +20,20 @@ def test_an_unknown_folder_is_told_what_was_looked_for_and_the_nearest_format(tm
     assert "nearest is 'scan' ('train_cap.txt' resembles 'train_caps.txt')" in message
     for name in sources:
         assert f"{name}: {sources[name].looks_for}" in message
+
+
+def test_a_folder_of_images_alone_is_told_how_captions_are_added(tmp_path):
+    write_images(tmp_path, ["train_ims.png", "IMG_1.JPG"])
+    (tmp_path / "holidays").mkdir()
+    with pytest.raises(
+        DataError, match=r"images but no captions: list these in captions\.csv"
+    ) as one:
+        load_pairs(tmp_path)
+    assert "resembles" not in str(one.value)
+    (tmp_path / "notes.md").write_text("x")
+    with pytest.raises(DataError) as other:
+        load_pairs(tmp_path)
+    assert "'train_ims.png' resembles" not in str(other.value)
 
 
 def test_an_empty_folder_and_a_missing_one_are_told_apart(tmp_path):

@@ -291,6 +291,14 @@ def test_captions_without_a_known_word_are_left_out_of_an_index(models, concepts
     assert scores["a zorp dog"] == pytest.approx(scores["a dog"], abs=1e-3)
 
 
+def test_a_long_caption_without_a_known_word_is_named_in_short(models, concepts, tmp_path) -> None:
+    split = replace(concepts.test.select([0]), captions=[["skateboard" * 500, "a dog"]])
+    index = SearchIndex.build(tmp_path / "index", models["naaf"], first_stage="pooled")
+    (message,) = index.add(split).left_out
+    assert "skateboardskateboard" in message
+    assert len(message) < 300
+
+
 def test_more_results_than_items_are_all_items(indexes) -> None:
     result = indexes["naaf"].search(QUERY, k=1000)
     assert len(result.hits) == 32

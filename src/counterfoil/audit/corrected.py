@@ -23,7 +23,7 @@ from counterfoil.core.storage.reading import read_text
 from counterfoil.data.formats.base import RESERVED, Draft, Item
 from counterfoil.data.formats.rewrite import Rewritten, can_rewrite, caption_files, locate, rewrite
 from counterfoil.data.formats.text_edits import CaptionChange, Edit, TextCopy
-from counterfoil.data.formats.text_files import csv_row, json_bytes, merge_extras
+from counterfoil.data.formats.text_files import READERS, csv_row, json_bytes, merge_extras
 from counterfoil.data.load import is_named, make_named, open_source, path_options, read_path
 from counterfoil.data.pairs import Pairs, ProblemLog
 from counterfoil.evaluation.report import Report
@@ -122,6 +122,8 @@ def export_corrected(
     for target in (*targets, diff):
         is_own = data is None or _is_export(target, folder, data)
         _refuse_target(target, originals, None if is_own else data, overwrite)
+    for target, copy in zip(targets, result.copies, strict=True):
+        _refuse_other_format(target, copy.path)
     diffs = []
     with locked_target(out, "exporting there"):
         for target, copy in zip(targets, result.copies, strict=True):
@@ -270,6 +272,16 @@ def _refuse_target(
         raise ConfigError(f"{target}: not a regular file; name another --out")
     if not overwrite:
         raise ConfigError(f"{target}: exists already; name another --out, or use --overwrite")
+
+
+def _refuse_other_format(target: Path, original: Path) -> None:
+    """Refuse a name by which the copy would be read in another format than it has."""
+    own, other = (READERS.get(path.suffix.lower()) for path in (original, target))
+    if other is not None and other is not own:
+        raise ConfigError(
+            f"{target}: the copy has the format of the original, {original.name}; choose a name "
+            f"that ends in {original.suffix}"
+        )
 
 
 # One table of all splits, for data that have no text files.

@@ -178,6 +178,7 @@ def evaluate(
         raise ConfigError("--cxc and --eccv evaluate one model or ensemble: drop --separately")
     check_inputs([*runs, retriever, start], data, format)
     from counterfoil.data.splits import leakage_warning
+    from counterfoil.training.run_data import skipped_notice
     from counterfoil.training.run_folder import leakage_into
 
     source = DataChoice(data, format, option, cache, quiet=as_json or markdown)
@@ -200,9 +201,8 @@ def evaluate(
         pairs = source.read(run, [split])
         selected = pairs[split]
         shared = leakage_into(run, data, source.options, pairs).get(selected.name, 0)
-        warning = leakage_warning({selected.name: shared}) if shared else ""
-        if warning:
-            settings.warn(warning)
+        settings.warn(leakage_warning({selected.name: shared}) if shared else "")
+        settings.warn(skipped_notice(pairs))
         return selected
 
     if forgetting:
@@ -236,8 +236,8 @@ class _Settings:
     warned: set[str] = field(default_factory=set)
 
     def warn(self, text: str) -> None:
-        """Warn once, however many runs are evaluated."""
-        if text not in self.warned:
+        """Warn once, however many runs are evaluated; nothing is said if the text is empty."""
+        if text and text not in self.warned:
             self.warned.add(text)
             self.bars.say(text)
 

@@ -18,6 +18,7 @@ from counterfoil.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from counterfoil.core.progress import Progress
+    from counterfoil.data.pairs import Pairs
     from counterfoil.search import SearchIndex
     from counterfoil.search.parts import PartReport
     from counterfoil.search.query import Recall
@@ -207,7 +208,7 @@ def build(
             overwrite=overwrite,
         )
         added = parts.add_to(index, bars) if parts else index.add(splits, progress=bars)
-    _report(index, added, recall_queries, bars, as_json)
+    _report(index, added, data, recall_queries, bars, as_json)
 
 
 @index_app.command()
@@ -242,7 +243,7 @@ def add(
     splits = [data[name] for name in split] if split else list(data)
     bars = progress(quiet=as_json)
     added = opened.add(splits, existing=existing, progress=bars)
-    _report(opened, added, recall_queries, bars, as_json)
+    _report(opened, added, data, recall_queries, bars, as_json)
 
 
 @index_app.command()
@@ -350,17 +351,24 @@ def _report_part(report: PartReport, as_json: bool) -> None:
     )
 
 
-def _report(index: SearchIndex, added: Added, queries: int, bars: Progress, as_json: bool) -> None:
+def _report(
+    index: SearchIndex, added: Added, data: Pairs, queries: int, bars: Progress, as_json: bool
+) -> None:
+    from counterfoil.training.run_data import skipped_items
+
+    # Items that were dropped while reading the data never reach the index.
+    lost = [*map(str, skipped_items(data)), *added.left_out]
     measured = queries > 0 and all(len(items) for items in index.items.values())
     recalls = index.recall(queries, progress=bars) if measured else []
     if as_json:
         ways = [way.as_dict() for way in recalls]
-        print_json({"added": vars(added), "recall": ways, **index.info()})
+        counts = vars(added) | {"left_out": lost}
+        print_json({"added": counts, "recall": ways, **index.info()})
         return
-    for line in added.left_out[:5]:
+    for line in lost[:5]:
         bars.say(f"left out: {line}")
-    if len(added.left_out) > 5:
-        bars.say(f"… and {len(added.left_out) - 5} more")
+    if len(lost) > 5:
+        bars.say(f"… and {len(lost) - 5} more (counterfoil data inspect lists faults of the data)")
     print_line(
         f"added {added.images:,} images and {added.captions:,} captions"
         + (f"; {added.updated:,} of the images were updated" if added.updated else "")

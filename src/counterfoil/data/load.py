@@ -14,6 +14,7 @@ from counterfoil.core.storage.atomic import default_cache
 from counterfoil.core.storage.remote import check_url, is_url
 from counterfoil.data.formats import Source, named_sources, sources
 from counterfoil.data.formats.assemble import assemble
+from counterfoil.data.formats.image_files import ENDINGS
 from counterfoil.data.formats.remote_shards import read_remote_shards
 from counterfoil.data.pairs import Pairs, ProblemLog
 
@@ -173,8 +174,15 @@ def _nearest_format(path: Path) -> str:
     names = os.listdir(path) if path.is_dir() else [path.name]
     if not names:
         return " (the folder is empty)"
+    photos = [name for name in names if Path(name).suffix.lower() in ENDINGS]
+    others = set(names) - set(photos)
+    if path.is_dir() and photos and all((path / name).is_dir() for name in others):
+        return (
+            " (it has images but no captions: list these in captions.csv, with the columns image "
+            "and caption, or see the images without: counterfoil demo FOLDER)"
+        )
     best = (0.0, "", "", "")
-    for name in names:
+    for name in others:
         for source in sources:
             for example in sources[source].examples:
                 ratio = difflib.SequenceMatcher(None, name.lower(), example.lower()).ratio()

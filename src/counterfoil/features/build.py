@@ -141,7 +141,9 @@ def _description(job: Job, pairs: Pairs, made: Pairs) -> dict[str, Any]:
 def _refuse_filled(target: Path, overwrite: bool) -> None:
     """Refuse a target that is not empty before the work, not after it."""
     if target.is_dir() and any(target.iterdir()) and not overwrite:
-        raise DataError(f"{target}: is not empty; name another folder, or allow overwriting")
+        raise DataError(
+            f"{target}: is not empty; name another folder, or replace it with --overwrite"
+        )
 
 
 def _with_name(pairs: Pairs, name: str, images: bool) -> Pairs:

@@ -17,6 +17,7 @@ from counterfoil.data.images import as_json
 from counterfoil.data.pairs import Split
 from counterfoil.data.text.tokenizers import known_text
 from counterfoil.encoders import Encoded
+from counterfoil.models.match import shortened
 from counterfoil.models.model import Model
 from counterfoil.search.first_stage import ItemEncoder
 from counterfoil.search.items import BLOCK_ITEMS, Block, stored_dtype, write_blocks
@@ -237,7 +238,8 @@ class _Addition:
         unknown = unknown_words(self.index.model, self.split.texts[text])
         if unknown is not None:
             image = self.split.ids[int(self.split.image_of[text])]
-            self.left_out.append(f"a caption of image {image}: no known word in it ({unknown})")
+            named = shortened(unknown, 200)
+            self.left_out.append(f"a caption of image {image}: no known word in it ({named})")
         return unknown is None
 
     def _about_image(self, image: int) -> dict[str, Any]:

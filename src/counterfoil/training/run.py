@@ -45,7 +45,12 @@ from counterfoil.models.yardstick import measure_yardstick
 from counterfoil.plots.charts import save_figure, to_svg
 from counterfoil.scoring.encode import score_split
 from counterfoil.training.report import Section, write_report
-from counterfoil.training.run_data import evaluation_split, read_data, skipped_kinds
+from counterfoil.training.run_data import (
+    evaluation_split,
+    read_data,
+    skipped_kinds,
+    skipped_notice,
+)
 from counterfoil.training.run_folder import (
     RULE,
     checked_config,
@@ -135,7 +140,8 @@ def execute(
             save_dev_split(folder, pairs, config.data.dev_share)
             if note := dev_note(pairs):
                 progress.say(f"note: {note}")
-        _say_skipped(pairs, progress)
+        if notice := skipped_notice(pairs):
+            progress.say(notice)
         warning = _leakage_warning(config, pairs)
         if warning and rank() == 0:
             progress.say(warning)
@@ -152,13 +158,6 @@ def execute(
         if rank() != 0:
             return FinishedRun(result, model, pairs)
         return _conclude(config, folder, pairs, result, progress, cache)
-
-
-def _say_skipped(pairs: Pairs, progress: Progress) -> None:
-    skipped = skipped_kinds(pairs)
-    if skipped:
-        counts = ", ".join(f"{number} × {kind}" for kind, number in skipped.items())
-        progress.say(f"left out of the data: {counts} (see: counterfoil data inspect)")
 
 
 def _check_start(source: str, cache: Path) -> None:

@@ -30,7 +30,7 @@ from counterfoil.data.batches.sampling import BatchPlan, RankBatches
 from counterfoil.data.batches.streaming import StreamLoader, StreamPlan, find_layout
 from counterfoil.data.fragments import PixelAugmentation
 from counterfoil.data.load import load_pairs
-from counterfoil.data.pairs import DEV_NAMES, Pairs, Severity, Split, count_kinds
+from counterfoil.data.pairs import DEV_NAMES, Pairs, Problem, Severity, Split, count_kinds
 from counterfoil.data.splits import (
     lacks_dev,
     read_dev_split,
@@ -143,7 +143,18 @@ def check_splits(config: RunConfig, pairs: Pairs) -> None:
 
 def skipped_kinds(pairs: Pairs) -> dict[str, int]:
     """Numbers of skipped items per kind of problem."""
-    return count_kinds([p for p in pairs.problems if p.severity is Severity.SKIP])
+    return count_kinds(skipped_items(pairs))
+
+
+def skipped_items(pairs: Pairs) -> list[Problem]:
+    """The problems for which items were left out of the data."""
+    return [problem for problem in pairs.problems if problem.severity is Severity.SKIP]
+
+
+def skipped_notice(pairs: Pairs) -> str:
+    """One line that counts the items left out of the data; empty if there are none."""
+    counts = ", ".join(f"{number} × {kind}" for kind, number in skipped_kinds(pairs).items())
+    return f"left out of the data: {counts} (see: counterfoil data inspect)" if counts else ""
 
 
 LOST_WORKER = ("killed by signal", "exited unexpectedly", "unable to resize file", "shared memory")

@@ -171,6 +171,16 @@ def test_a_fatal_line_is_named_by_its_number(tmp_path, line, kind):
     assert "b" in load_pairs(tmp_path, strict=False).train.ids
 
 
+def test_two_images_with_one_id_are_an_error_without_stated_splits(tmp_path):
+    names = ["0.png", "1.png", "2.png"]  # one image per split
+    write_images(tmp_path, names)
+    for twin in (1, 2):
+        rows = [(str(n) if n != twin else "0", name, "x") for n, name in enumerate(names)]
+        write_table(tmp_path, "csv", rows, header=("id", "image", "caption"))
+        with pytest.raises(DataError, match=rf"captions\.csv:{twin + 2}.*\[duplicate-id\]"):
+            load_pairs(tmp_path)
+
+
 def test_a_csv_row_of_the_wrong_length_is_named(tmp_path):
     write_lines(tmp_path / "captions.csv", ["image,caption,split", "a.png,x,train", "a.png,a,b,c"])
     with pytest.raises(DataError, match=r"captions\.csv:3: 4 fields.*3 columns"):

@@ -211,7 +211,9 @@ def _refuse_unsafe(target: Path, overwrite: bool) -> None:
     if not target.is_dir() or not any(target.iterdir()):
         return
     if not overwrite:
-        raise DataError(f"{target}: is not empty; name another folder, or allow overwriting")
+        raise DataError(
+            f"{target}: is not empty; name another folder, or replace it with --overwrite"
+        )
     for folder in (Path.cwd(), Path.home()):
         if target == folder or target in folder.parents:
             raise DataError(f"{target}: refused, overwriting it would delete {folder}")

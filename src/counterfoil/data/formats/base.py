@@ -180,17 +180,14 @@ def fill_splits(
     """The split of each (id, stated split), by a hash of the id if none is stated.
 
     ``usable`` are the indices of usable images (None: all). If no split is stated, only these are
-    divided 80/10/10; otherwise a set with many missing files could have no training images.
+    divided 80/10/10; otherwise a set with many missing files could have no training images. Images
+    with the same id are in the same split, in which that is found to be an error.
     """
     if any(stated for _, stated in images):
         return [stated or hashed_split(image) for image, stated in images]
-    indices = sorted(usable or range(len(images)))
-    splits = [hashed_split(image) for image, _ in images]
-    for index, split in zip(
-        indices, hashed_splits([images[index][0] for index in indices]), strict=True
-    ):
-        splits[index] = split
-    return splits
+    ids = list(dict.fromkeys(images[index][0] for index in sorted(usable or range(len(images)))))
+    chosen = dict(zip(ids, hashed_splits(ids), strict=True))
+    return [chosen.get(image) or hashed_split(image) for image, _ in images]
 
 
 def set_splits(
