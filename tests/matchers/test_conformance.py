@@ -79,6 +79,20 @@ def with_junk(encoded: Encoded, seed: int) -> Encoded:
     return replace(encoded, fragments=encoded.fragments + junk)
 
 
+def spread(encoded: Encoded, places: list[int], length: int) -> Encoded:
+    """The same fragments in the same order at other places, with padding before and between."""
+    wide = encoded.pad_to(length + 1)  # the last place is padding, to fill the gaps with
+    index = torch.full((length,), length)
+    index[torch.tensor(places)] = torch.arange(len(places))
+    return replace(
+        wide,
+        fragments=wide.fragments[:, index],
+        mask=wide.mask[:, index],
+        boxes=wide.boxes[:, index],
+        graph=wide.graph[:, index][:, :, index],
+    )
+
+
 def with_gradient(encoded: Encoded) -> Encoded:
     return replace(encoded, fragments=encoded.fragments.clone().requires_grad_())
 
@@ -112,6 +126,19 @@ def test_padding_never_changes_a_score(name, seed, more_regions, more_words) -> 
     assert_same(matcher(images, texts), expected)
     # padding is zero by contract; no matcher is to rely on it
     assert_same(matcher(with_junk(images, seed), with_junk(texts, seed)), expected)
+
+
+@every_matcher
+@pytest.mark.parametrize("grad", [True, False])
+def test_padding_may_precede_fragments_and_stand_between_them(name, grad) -> None:
+    images, texts = batch(4)
+    images, texts = images[1:3], texts[1:4]  # shorter than their padded length
+    matcher = make(name)
+    first = 0 if name == "uniter" else 1  # it reads the score at the first place of a text
+    with torch.set_grad_enabled(grad):
+        expected = matcher(images, texts)
+        assert_same(matcher(spread(images, [2, 3, 5, 6, 7, 8], 9), texts), expected)
+        assert_same(matcher(images, spread(texts, [first, 4, 5, 6, 7, 9, 10], 11)), expected)
 
 
 @every_matcher
