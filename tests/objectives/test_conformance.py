@@ -47,6 +47,17 @@ def test_loss_and_gradients_are_finite(name, situation, dtype) -> None:
         assert parameter.grad is None or parameter.grad.isfinite().all()
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("name", NAMES)
+def test_a_call_with_scores_in_half_precision_computes_in_single_precision(name, dtype) -> None:
+    """A sum over 600 x 599 negatives is beyond the largest number of float16."""
+    scores = torch.rand(600, 600, generator=torch.Generator().manual_seed(0)).to(dtype)
+    objective = objectives[name]()
+    loss = objective(scores)
+    assert loss.dtype == torch.float32
+    assert loss == objective(scores.float())
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_diagnostics_are_finite_scalars_without_gradients(name) -> None:
     case = CASES["an ordinary batch"]

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from counterfoil.core.errors import ArgumentError, ConfigError
 from counterfoil.objectives import Context, create_objective
+from counterfoil.objectives.base import at_least_float32
 from counterfoil.objectives.composite import Composite
-from counterfoil.objectives.contrastive import at_least_float32
 from counterfoil.objectives.positives import Ids, check_scores
 
 Spec = str | Mapping[str, Any]
