@@ -157,6 +157,16 @@ def test_scores_that_are_not_numbers_are_refused(name) -> None:
         objectives[name]()(scores)
 
 
+@pytest.mark.parametrize("value", [torch.inf, -torch.inf])
+@pytest.mark.parametrize("name", NAMES)
+def test_infinite_scores_are_refused(name, value) -> None:
+    """With -inf as a mask, ssp had a loss of 0 and gradients of NaN, shn a cost for no negative."""
+    scores = torch.eye(4)
+    scores[1, 0] = scores[0, 1] = value
+    with pytest.raises(ArgumentError, match="2 of 16 are infinite; exclude pairs by protected="):
+        objectives[name]()(scores)
+
+
 NEEDED = {"ndgl": {"guide": "guides/ab"}, "aoq": {"first": "runs/a"}}
 
 

@@ -59,7 +59,7 @@ def read_positives(
 
 
 def check_scores(scores: Tensor) -> None:
-    """Raise unless ``scores`` is a non-empty matrix of floating-point numbers without NaN."""
+    """Raise unless ``scores`` is a non-empty matrix of finite floating-point numbers."""
     if not isinstance(scores, Tensor):
         raise ArgumentError(
             f"scores: expected a tensor [n_images, n_texts], got {type(scores).__name__}"
@@ -70,8 +70,14 @@ def check_scores(scores: Tensor) -> None:
         )
     if not scores.is_floating_point():
         raise ArgumentError(f"scores: expected floating-point numbers, got {scores.dtype}")
-    if missing := int(scores.isnan().sum()):  # some objectives would turn them into a loss of 0
-        raise ArgumentError(f"scores: expected numbers, {missing} of {scores.numel()} are NaN")
+    # some objectives would turn them into a loss of 0, or into gradients of NaN
+    if not bool(scores.isfinite().all()):
+        if missing := int(scores.isnan().sum()):
+            raise ArgumentError(f"scores: expected numbers, {missing} of {scores.numel()} are NaN")
+        raise ArgumentError(
+            f"scores: expected finite numbers, {int(scores.isinf().sum())} of {scores.numel()} are "
+            "infinite; exclude pairs by protected=, a boolean matrix"
+        )
 
 
 def read_mask(given: Any, scores: Tensor, name: str) -> Tensor:
