@@ -104,8 +104,10 @@ def _is_matrix(positives: Any) -> bool:
     """Whether positives are a matrix, not ids; tuples are ids, since they can be compared."""
     if isinstance(positives, (Tensor, np.ndarray)):
         return positives.ndim == 2
-    rows = isinstance(positives, (list, tuple)) and len(positives) > 0
-    return rows and isinstance(positives[0], (list, np.ndarray, Tensor))
+    if not isinstance(positives, (list, tuple)) or not positives:
+        return False
+    first = positives[0]
+    return isinstance(first, list) or (isinstance(first, (np.ndarray, Tensor)) and first.ndim > 0)
 
 
 def _require_square(scores: Tensor, when: str) -> None:
@@ -136,14 +138,14 @@ def _same_id(scores: Tensor, rows: Ids | None, columns: Ids | None) -> Tensor:
 
 def _equal_ids(rows: Ids, columns: Ids, device: torch.device) -> Tensor:
     """Where ids of rows and columns are equal; other values than tensors are numbered first."""
+    if any(_are_booleans(ids) for ids in (rows, columns)):
+        raise ArgumentError("ids: expected numbers, got booleans")
     if isinstance(rows, Tensor) and isinstance(columns, Tensor):
-        if torch.bool in (rows.dtype, columns.dtype):
-            raise ArgumentError("ids: expected numbers, got booleans")
         return rows.to(device)[:, None] == columns.to(device)[None, :]
     numbers: dict[Hashable, int] = {}
 
     def numbered(ids: Ids) -> Tensor:
-        values = ids.tolist() if isinstance(ids, (Tensor, np.ndarray)) else ids
+        values = ids.tolist() if isinstance(ids, (Tensor, np.ndarray)) else map(_id_value, ids)
         return torch.tensor([numbers.setdefault(x, len(numbers)) for x in values], device=device)
 
     try:
@@ -152,6 +154,21 @@ def _equal_ids(rows: Ids, columns: Ids, device: torch.device) -> Tensor:
         raise ArgumentError(
             f"ids: expected numbers, names or other hashable ids: {error}"
         ) from None
+
+
+def _are_booleans(ids: Ids) -> bool:
+    if isinstance(ids, (Tensor, np.ndarray)):
+        return ids.dtype in (torch.bool, np.bool_)
+    return len(ids) > 0 and all(isinstance(x, (bool, np.bool_)) for x in ids)
+
+
+def _id_value(value: Any) -> Any:
+    """The number in a tensor of one: as keys, tensors are equal only to themselves."""
+    if not isinstance(value, Tensor):
+        return value
+    if value.numel() != 1:
+        raise ArgumentError(f"ids: expected one number per id, got a tensor {list(value.shape)}")
+    return value.item()
 
 
 class Twins(nn.Module):
