@@ -311,6 +311,25 @@ def test_plain_tensors_score_as_encoded_ones_do(name) -> None:
     assert_same(whole, expected[:1, :1])  # no padding in these two
 
 
+@every_matcher
+def test_masked_fragments_of_plain_tensors_may_be_nan(name) -> None:
+    """As zeros divided by their length are."""
+    images, texts = batch()
+    matcher = make(name)
+    expected = matcher(images, texts).detach()
+    sides = [(x.fragments.masked_fill(~x.mask[..., None], torch.nan), x.mask) for x in batch()]
+    vectors = [x.requires_grad_() for x, _ in sides]
+    if matcher.needs_boxes:
+        scores = matcher(images, vectors[1], text_mask=texts.mask)
+    else:
+        scores = matcher(*vectors, images.mask, texts.mask)
+    assert_same(scores, expected)
+    scores.sum().backward()
+    for x, mask in [(x, mask) for x, mask in sides if x.grad is not None]:
+        assert x.grad.isfinite().all()
+        assert (x.grad[~mask] == 0).all()
+
+
 @pytest.mark.parametrize("name", list(matchers))
 def test_a_matcher_refuses_what_it_cannot_compare(name) -> None:
     images, texts = plain_batch(name)

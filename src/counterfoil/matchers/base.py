@@ -92,8 +92,8 @@ class Matcher(nn.Module):
         """Scores [n_images, n_texts].
 
         Tensors are unit-length fragments [n, length, D], or vectors [n, D] if the matcher compares
-        pooled vectors. Masks [n, length] are True for real fragments (default: all). Pass an
-        `Encoded` to give boxes of regions or a graph of words.
+        pooled vectors. Masks [n, length] are True for real fragments (default: all); other
+        fragments may hold anything. Pass an `Encoded` to give boxes of regions or a graph of words.
         """
         images = self._as_encoded(images, image_mask, "image")
         texts = self._as_encoded(texts, text_mask, "text")
@@ -200,10 +200,11 @@ def encode_tensor(x: Tensor, mask: Tensor | None, side: str, needs: Needs) -> En
             f"{side}s: this matcher compares fragments, expected shape [n, length, D], got "
             f"{list(x.shape)}"
         )
-    if mask is None:
-        mask = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)
-    _check_fragments(x, mask, side)
-    return Encoded(x, mask)
+    real = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device) if mask is None else mask
+    _check_fragments(x, real, side)
+    if mask is not None:  # dividing zeros by their length gives NaN, which no weight of 0 removes
+        x = x.masked_fill(~mask[..., None], 0.0)
+    return Encoded(x, real)
 
 
 def _check_fragments(x: Tensor, mask: Tensor, side: str) -> None:
