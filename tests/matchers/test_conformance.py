@@ -349,6 +349,25 @@ def test_a_matcher_refuses_what_it_cannot_compare(name) -> None:
 
 
 @every_matcher
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_fragments_in_half_precision_are_compared_in_single_precision(name, dtype) -> None:
+    matcher, sides = make(name), batch()
+    rounded = [replace(x, fragments=x.fragments.to(dtype)) for x in sides]
+    expected = matcher(*(replace(x, fragments=x.fragments.float()) for x in rounded))
+    scores = matcher(*rounded)
+    assert scores.dtype == torch.float32
+    assert_same(scores, expected)
+    assert_same(matcher(rounded[0], sides[1]), expected, tolerance=0.1)
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if [*make(name).parameters()]])
+def test_vectors_and_weights_must_have_the_same_dtype(name) -> None:
+    images, texts = batch(dtype=torch.float64)
+    with pytest.raises(ArgumentError, match=r"dtype of its weights, torch.float32, got .*float64"):
+        make(name)(images, texts)
+
+
+@every_matcher
 def test_both_sides_must_be_comparable(name) -> None:
     matcher, (images, texts) = make(name), batch()
     with pytest.raises(ArgumentError, match=r"same dtype, got torch.float32 and torch.float64"):

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from counterfoil.core.errors import ArgumentError, ConfigError
 from counterfoil.core.registry import Registry, options_repr
-from counterfoil.encoders.encoded import Encoded, Needs
+from counterfoil.encoders.encoded import HALVES, Encoded, Needs
 from counterfoil.kernels.spec import ScoringJob
 
 matchers: Registry[type[Matcher]] = Registry("matcher")
@@ -98,6 +98,7 @@ class Matcher(nn.Module):
         images = self._as_encoded(images, image_mask, "image")
         texts = self._as_encoded(texts, text_mask, "text")
         self._check_comparable(images, texts)
+        images, texts = self._in_weights_dtype(images), self._in_weights_dtype(texts)
         return self.score_block(images, texts, ScoringJob())
 
     def score_block(self, images: Encoded, texts: Encoded, job: ScoringJob) -> Tensor:
@@ -146,6 +147,20 @@ class Matcher(nn.Module):
                 f"{type(self).__name__}: expected image and text vectors of the same dtype, got "
                 f"{x.dtype} and {y.dtype}; convert one side with .to(dtype)"
             )
+
+    def _in_weights_dtype(self, encoded: Encoded) -> Encoded:
+        """Vectors in half precision as single if the weights are; raise for other differences."""
+        weight, x = next(self.parameters(), None), self._vectors(encoded)
+        if weight is None or x is None or torch.is_autocast_enabled(x.device.type):
+            return encoded
+        if x.dtype in HALVES and weight.dtype == torch.float32:
+            return encoded.map(lambda tensor: tensor.float() if tensor.dtype in HALVES else tensor)
+        if x.dtype != weight.dtype:
+            raise ArgumentError(
+                f"{type(self).__name__}: expected vectors of the dtype of its weights, "
+                f"{weight.dtype}, got {x.dtype}; convert the vectors or the matcher with .to(dtype)"
+            )
+        return encoded
 
     def _require_no_extras(self, side: str) -> None:
         """Raise if the matcher reads more of a side than vectors."""
