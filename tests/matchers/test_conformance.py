@@ -349,6 +349,15 @@ def test_a_matcher_refuses_what_it_cannot_compare(name) -> None:
 
 
 @every_matcher
+@pytest.mark.parametrize("grad", [True, False])
+def test_a_batch_without_items_has_no_scores(name, grad) -> None:
+    matcher, (images, texts) = make(name), batch()
+    with torch.set_grad_enabled(grad):
+        assert matcher(images[:0], texts).shape == (0, 5)
+        assert matcher(images, texts[:0]).shape == (4, 0)
+
+
+@every_matcher
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_fragments_in_half_precision_are_compared_in_single_precision(name, dtype) -> None:
     matcher, sides = make(name), batch()

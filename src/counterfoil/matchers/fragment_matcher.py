@@ -134,6 +134,8 @@ class FragmentMatcher(Matcher):
         if not self.cuts_images:
             plan = TilePlan(max(1, len(images)), min(gather_counts(plan.columns, device)))
         whole = plan.rows >= len(images) and plan.columns >= len(texts)
+        if not len(images) or not len(texts):  # after the plan, which processes agree on together
+            return fragments(texts).new_zeros(len(images), len(texts))
         score = self._tile_scorer(job, device, recompute=not whole)
         columns: list[Tensor] = []
         for left in range(0, len(texts), plan.columns):
