@@ -52,6 +52,15 @@ def test_duplicates_are_no_negatives() -> None:
     assert counted.of_scores(scores, apart, same) > 0
 
 
+def test_a_text_of_another_pair_of_the_image_is_no_negative() -> None:
+    """Image 7 has texts 0 and 1 in two pairs; image 8 has text 1, too."""
+    scores = torch.zeros(3, 3, requires_grad=True)
+    loss = InBatchLoss({"triplet": {"margin": 0.2}})
+    loss.of_scores(scores, [7, 7, 8], [0, 1, 1]).backward()
+    negatives = scores.grad > 0
+    assert negatives.tolist() == [[False] * 3, [False] * 3, [True, False, False]]
+
+
 def test_an_objective_that_reads_more_than_scores_is_refused() -> None:
     needy = next(name for name in objectives if objectives[name].requires)
     with pytest.raises(ConfigError, match=f"objective '{needy}' reads more than the scores"):

@@ -91,6 +91,12 @@ def test_labels_are_image_ids() -> None:
     assert loss(columns(), torch.zeros(6)) == 0
 
 
+def test_labels_that_are_scores_are_refused() -> None:
+    """Rounded to integers they would all be one image, and nothing a negative."""
+    with pytest.raises(DataError, match=r"column 'label': expected image ids, .* got fractions"):
+        ImageTextLoss(Linear())(columns(), torch.linspace(0.1, 0.9, 6))
+
+
 def share(objective) -> tuple[torch.Tensor, ...]:
     model, rank = Linear(), dist.get_rank()
     # a longer padding in one of the processes: equal captions are equal all the same

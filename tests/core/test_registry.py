@@ -1,4 +1,4 @@
-"""Parts built without their registry: numbers are checked, and their text is short."""
+"""Parts built without their registry: numbers and choices are checked, and their text is short."""
 
 from __future__ import annotations
 
@@ -62,6 +62,22 @@ def test_none_is_named_if_an_option_takes_it() -> None:
     assert parts.options("part") == {"share": None, "name": ""}
     with pytest.raises(ConfigError, match="share"):
         parts.create("part", {"share": "x"}, 3)
+
+
+@pytest.mark.parametrize("build", [SelHN, HardestNegative, objectives["triplet"]])
+def test_a_choice_that_does_not_exist_is_refused_with_those_that_do(build) -> None:
+    """A misspelled reduction="sum" was a mean."""
+    with pytest.raises(ArgumentError, match=r"reduction=….: expected 'sum' or 'mean', got 'Sum'"):
+        build(reduction="Sum")
+    assert build(reduction="sum").reduction == "sum"
+
+
+def test_none_is_a_choice_if_an_option_takes_it() -> None:
+    with pytest.raises(ArgumentError, match="expected 'sum' or 'mean' or None, got 'Sum'"):
+        objectives["sct"](reduction="Sum")
+    assert objectives["sct"](reduction=None).reduction == "sum"
+    with pytest.raises(ArgumentError, match="expected 'clip' or 'chan', got None"):
+        objectives["infonce"](form=None)
 
 
 def numeric_options() -> list[tuple[Registry, str, str]]:

@@ -79,6 +79,20 @@ def with_junk(encoded: Encoded, seed: int) -> Encoded:
     return replace(encoded, fragments=encoded.fragments + junk)
 
 
+def spread(encoded: Encoded, places: list[int], length: int) -> Encoded:
+    """The same fragments in the same order at other places, with padding before and between."""
+    wide = encoded.pad_to(length + 1)  # the last place is padding, to fill the gaps with
+    index = torch.full((length,), length)
+    index[torch.tensor(places)] = torch.arange(len(places))
+    return replace(
+        wide,
+        fragments=wide.fragments[:, index],
+        mask=wide.mask[:, index],
+        boxes=wide.boxes[:, index],
+        graph=wide.graph[:, index][:, :, index],
+    )
+
+
 def with_gradient(encoded: Encoded) -> Encoded:
     return replace(encoded, fragments=encoded.fragments.clone().requires_grad_())
 
@@ -112,6 +126,19 @@ def test_padding_never_changes_a_score(name, seed, more_regions, more_words) -> 
     assert_same(matcher(images, texts), expected)
     # padding is zero by contract; no matcher is to rely on it
     assert_same(matcher(with_junk(images, seed), with_junk(texts, seed)), expected)
+
+
+@every_matcher
+@pytest.mark.parametrize("grad", [True, False])
+def test_padding_may_precede_fragments_and_stand_between_them(name, grad) -> None:
+    images, texts = batch(4)
+    images, texts = images[1:3], texts[1:4]  # shorter than their padded length
+    matcher = make(name)
+    first = 0 if name == "uniter" else 1  # it reads the score at the first place of a text
+    with torch.set_grad_enabled(grad):
+        expected = matcher(images, texts)
+        assert_same(matcher(spread(images, [2, 3, 5, 6, 7, 8], 9), texts), expected)
+        assert_same(matcher(images, spread(texts, [first, 4, 5, 6, 7, 9, 10], 11)), expected)
 
 
 @every_matcher
@@ -284,6 +311,25 @@ def test_plain_tensors_score_as_encoded_ones_do(name) -> None:
     assert_same(whole, expected[:1, :1])  # no padding in these two
 
 
+@every_matcher
+def test_masked_fragments_of_plain_tensors_may_be_nan(name) -> None:
+    """As zeros divided by their length are."""
+    images, texts = batch()
+    matcher = make(name)
+    expected = matcher(images, texts).detach()
+    sides = [(x.fragments.masked_fill(~x.mask[..., None], torch.nan), x.mask) for x in batch()]
+    vectors = [x.requires_grad_() for x, _ in sides]
+    if matcher.needs_boxes:
+        scores = matcher(images, vectors[1], text_mask=texts.mask)
+    else:
+        scores = matcher(*vectors, images.mask, texts.mask)
+    assert_same(scores, expected)
+    scores.sum().backward()
+    for x, mask in [(x, mask) for x, mask in sides if x.grad is not None]:
+        assert x.grad.isfinite().all()
+        assert (x.grad[~mask] == 0).all()
+
+
 @pytest.mark.parametrize("name", list(matchers))
 def test_a_matcher_refuses_what_it_cannot_compare(name) -> None:
     images, texts = plain_batch(name)
@@ -300,6 +346,34 @@ def test_a_matcher_refuses_what_it_cannot_compare(name) -> None:
         matcher(images, x, text_mask=torch.ones(1, 1))
     with pytest.raises(ArgumentError, match=rf"embed_size={DIM}\): expected text vectors of {DIM}"):
         matcher(images, torch.cat([x, x], dim=-1))
+
+
+@every_matcher
+@pytest.mark.parametrize("grad", [True, False])
+def test_a_batch_without_items_has_no_scores(name, grad) -> None:
+    matcher, (images, texts) = make(name), batch()
+    with torch.set_grad_enabled(grad):
+        assert matcher(images[:0], texts).shape == (0, 5)
+        assert matcher(images, texts[:0]).shape == (4, 0)
+
+
+@every_matcher
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_fragments_in_half_precision_are_compared_in_single_precision(name, dtype) -> None:
+    matcher, sides = make(name), batch()
+    rounded = [replace(x, fragments=x.fragments.to(dtype)) for x in sides]
+    expected = matcher(*(replace(x, fragments=x.fragments.float()) for x in rounded))
+    scores = matcher(*rounded)
+    assert scores.dtype == torch.float32
+    assert_same(scores, expected)
+    assert_same(matcher(rounded[0], sides[1]), expected, tolerance=0.1)
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if [*make(name).parameters()]])
+def test_vectors_and_weights_must_have_the_same_dtype(name) -> None:
+    images, texts = batch(dtype=torch.float64)
+    with pytest.raises(ArgumentError, match=r"dtype of its weights, torch.float32, got .*float64"):
+        make(name)(images, texts)
 
 
 @every_matcher

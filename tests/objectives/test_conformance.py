@@ -47,6 +47,17 @@ def test_loss_and_gradients_are_finite(name, situation, dtype) -> None:
         assert parameter.grad is None or parameter.grad.isfinite().all()
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("name", NAMES)
+def test_a_call_with_scores_in_half_precision_computes_in_single_precision(name, dtype) -> None:
+    """A sum over 600 x 599 negatives is beyond the largest number of float16."""
+    scores = torch.rand(600, 600, generator=torch.Generator().manual_seed(0)).to(dtype)
+    objective = objectives[name]()
+    loss = objective(scores)
+    assert loss.dtype == torch.float32
+    assert loss == objective(scores.float())
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_diagnostics_are_finite_scalars_without_gradients(name) -> None:
     case = CASES["an ordinary batch"]
@@ -143,6 +154,16 @@ def test_scores_that_are_not_numbers_are_refused(name) -> None:
     scores = torch.eye(4)
     scores[1, 1] = torch.nan
     with pytest.raises(ArgumentError, match="expected numbers, 1 of 16 are NaN"):
+        objectives[name]()(scores)
+
+
+@pytest.mark.parametrize("value", [torch.inf, -torch.inf])
+@pytest.mark.parametrize("name", NAMES)
+def test_infinite_scores_are_refused(name, value) -> None:
+    """With -inf as a mask, ssp had a loss of 0 and gradients of NaN, shn a cost for no negative."""
+    scores = torch.eye(4)
+    scores[1, 0] = scores[0, 1] = value
+    with pytest.raises(ArgumentError, match="2 of 16 are infinite; exclude pairs by protected="):
         objectives[name]()(scores)
 
 

@@ -25,7 +25,7 @@ from counterfoil.scoring.engine import (
     score_on_device,
     scored_tiles,
 )
-from counterfoil.scoring.plan import extents, plan_for_kernels, plan_scores
+from counterfoil.scoring.plan import plan_for_kernels, plan_scores
 
 DIM = 8
 
@@ -161,8 +161,8 @@ def test_the_size_of_tiles_follows_the_free_memory(monkeypatch, tmp_path: Path) 
 
 def test_padding_begins_after_the_last_real_fragment() -> None:
     mask = torch.tensor([[True, False, True, False], [False] * 4, [True] * 4])
-    assert extents(Encoded(None, mask)).tolist() == [3, 0, 4]
-    assert extents(Encoded(None, mask[:, :0])).tolist() == [0, 0, 0]
+    assert Encoded(None, mask).extents().tolist() == [3, 0, 4]
+    assert Encoded(None, mask[:, :0]).extents().tolist() == [0, 0, 0]
 
 
 def threads_of_a_new_thread() -> int:

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from counterfoil.core.errors import ArgumentError, ConfigError
 from counterfoil.objectives import Context, create_objective
+from counterfoil.objectives.base import at_least_float32
 from counterfoil.objectives.composite import Composite
-from counterfoil.objectives.contrastive import at_least_float32
 from counterfoil.objectives.positives import Ids, check_scores
 
 Spec = str | Mapping[str, Any]
@@ -22,9 +22,9 @@ Spec = str | Mapping[str, Any]
 class InBatchLoss(nn.Module):
     """An objective by name or configuration, as in a recipe, over the scores of a batch of pairs.
 
-    Pair ``k`` is image ``k`` with text ``k``. Pairs with the same image id are positives; identical
-    texts are never negatives of each other. For the schedules of objectives, an epoch has
-    ``steps_per_epoch`` training steps; 0: all steps belong to the first epoch.
+    Pair ``k`` is image ``k`` with text ``k``. Pairs with the same image id are positives; a text
+    identical to one of the image's own is never its negative. For the schedules of objectives, an
+    epoch has ``steps_per_epoch`` training steps; 0: all steps belong to the first epoch.
     """
 
     def __init__(self, objective: Spec = "hardest", steps_per_epoch: int = 0) -> None:
@@ -48,7 +48,7 @@ class InBatchLoss(nn.Module):
         positives = pairs | (image_ids[:, None] == image_ids)
         protected = None
         if self.objective.protects_identical:
-            protected = (text_ids[:, None] == text_ids) & ~positives
+            protected = _has_text(image_ids, text_ids) & ~positives
         context = Context(
             epoch=self.step // self.steps_per_epoch if self.steps_per_epoch else 0,
             step=self.step,
@@ -69,6 +69,15 @@ def _create_scores_only(spec: Spec) -> Composite:
                 "`counterfoil train` only; objectives of scores: triplet, hardest, selhn …"
             )
     return objective
+
+
+def _has_text(image_ids: Tensor, text_ids: Tensor) -> Tensor:
+    """Whether the image of each row [B] has the text of each column in any of the pairs [B]."""
+    images, image = image_ids.unique(return_inverse=True)
+    texts, text = text_ids.unique(return_inverse=True)
+    table = torch.zeros(len(images), len(texts), dtype=torch.bool, device=image.device)
+    table[image, text] = True
+    return table[image][:, text]
 
 
 def read_ids(ids: Ids, rows: Tensor, name: str) -> Tensor:

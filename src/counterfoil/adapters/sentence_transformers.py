@@ -45,7 +45,7 @@ class ImageTextLoss(InBatchLoss):
         images, texts = _columns(sentence_features)
         ids = [_ids_of(images), _ids_of(texts)]
         if labels is not None and labels.numel():
-            ids[0] = read_ids(labels.flatten().long(), ids[0], "labels")
+            ids[0] = read_ids(_whole(labels.flatten()), ids[0], "labels")
         vectors = [
             l2_normalize(self.model(column)["sentence_embedding"]) for column in (images, texts)
         ]
@@ -72,6 +72,16 @@ def _columns(sentence_features: Iterable[dict[str, Any]]) -> tuple[dict[str, Any
         )
     first, second = columns
     return (second, first) if PIXELS in second and PIXELS not in first else (first, second)
+
+
+def _whole(labels: Tensor) -> Tensor:
+    """Image ids of the label column, as integers; other numbers would be rounded to equal ids."""
+    if labels.is_floating_point() and bool((labels != labels.round()).any()):
+        raise DataError(
+            "column 'label': expected image ids, integers that are equal for pairs of one image, "
+            "got fractions; remove or rename the column if it holds scores"
+        )
+    return labels.long()
 
 
 def _ids_of(features: dict[str, Any]) -> Tensor:

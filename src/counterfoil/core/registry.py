@@ -1,8 +1,8 @@
 """Registries of named parts: encoders, poolings, matchers, objectives, data sources, models.
 
 The keyword-only arguments of a registered class are its options. They are checked against its
-signature, so a typo is an error that names the nearest option. Numbers are also checked if the
-class is built directly, without its registry.
+signature, so a typo is an error that names the nearest option. Numbers and named choices are also
+checked if the class is built directly, without its registry.
 """
 
 from __future__ import annotations
@@ -19,7 +19,17 @@ from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from types import UnionType
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Generic,
+    Literal,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from counterfoil.core.errors import ArgumentError, ConfigError, nearest
 
@@ -138,7 +148,7 @@ class Registry(Generic[T]):
 
 
 def _check_when_built(entry: Any) -> None:
-    """Let a class refuse values of its numeric options that are no numbers."""
+    """Let a class refuse options that are not the number or the choice that it expects."""
     build = entry.__init__
     options = [
         key
@@ -150,7 +160,7 @@ def _check_when_built(entry: Any) -> None:
 
     @cache
     def kinds() -> dict[str, set[Any]]:
-        """The types of each option that takes a number, and maybe None."""
+        """The types of each option that takes a number or a choice, and maybe None."""
         hints = get_type_hints(build)
         unions = (Union, UnionType)
         types = {
@@ -158,15 +168,35 @@ def _check_when_built(entry: Any) -> None:
             for key, hint in hints.items()
             if key in options
         }
-        return {key: one for key, one in types.items() if one <= {int, float, type(None)}}
+        return {
+            key: one
+            for key, one in types.items()
+            if one <= {int, float, type(None)} or _choices(one) is not None
+        }
 
     @functools.wraps(build)
     def checked(self: Any, *args: Any, **given: Any) -> None:
+        numeric = {key: one for key, one in kinds().items() if _choices(one) is None}
+        for key in numeric.keys() & given.keys():
+            _require_number(f"{type(self).__name__}({key}=…)", given[key], numeric[key])
+        build(self, *args, **given)  # first: a class may refuse a choice with advice of its own
         for key in kinds().keys() & given.keys():
-            _require_number(f"{type(self).__name__}({key}=…)", given[key], kinds()[key])
-        build(self, *args, **given)
+            choices = _choices(kinds()[key])
+            if choices is not None and given[key] not in choices:
+                raise ArgumentError(
+                    f"{type(self).__name__}({key}=…): expected {' or '.join(map(repr, choices))}, "
+                    f"got {short_repr(given[key])}"
+                )
 
     entry.__init__ = checked
+
+
+def _choices(types: set[Any]) -> list[Any] | None:
+    """The values that one `Literal`, and maybe None, allows; None for other types."""
+    literals = [one for one in types if get_origin(one) is Literal]
+    if len(literals) != 1 or types - {*literals, type(None)}:
+        return None
+    return [*get_args(literals[0]), *([None] if type(None) in types else [])]
 
 
 def _require_number(where: str, value: Any, types: set[Any]) -> None:

@@ -60,6 +60,13 @@ class Encoded:
         padded = {name: F.pad(x, pads.get(name, (0, 0, 0, missing))) for name, x in tensors.items()}
         return replace(self, **padded)
 
+    def extents(self) -> Tensor:
+        """Index after the last real fragment of each item [B]; padding may also precede it."""
+        ends = torch.arange(1, self.mask.shape[1] + 1, device=self.mask.device)
+        if not len(ends):  # pooled vectors have no fragments
+            return self.mask.new_zeros(len(self), dtype=torch.long)
+        return (self.mask * ends).amax(1)
+
     def trim_to(self, length: int) -> Encoded:
         """Cut what lies beyond ``length``, which must be padding."""
         tensors = self._tensors()

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from counterfoil.core.errors import ArgumentError, ConfigError
 from counterfoil.core.registry import Registry, options_repr
-from counterfoil.encoders.encoded import Encoded, Needs
+from counterfoil.encoders.encoded import HALVES, Encoded, Needs
 from counterfoil.kernels.spec import ScoringJob
 
 matchers: Registry[type[Matcher]] = Registry("matcher")
@@ -92,12 +92,13 @@ class Matcher(nn.Module):
         """Scores [n_images, n_texts].
 
         Tensors are unit-length fragments [n, length, D], or vectors [n, D] if the matcher compares
-        pooled vectors. Masks [n, length] are True for real fragments (default: all). Pass an
-        `Encoded` to give boxes of regions or a graph of words.
+        pooled vectors. Masks [n, length] are True for real fragments (default: all); other
+        fragments may hold anything. Pass an `Encoded` to give boxes of regions or a graph of words.
         """
         images = self._as_encoded(images, image_mask, "image")
         texts = self._as_encoded(texts, text_mask, "text")
         self._check_comparable(images, texts)
+        images, texts = self._in_weights_dtype(images), self._in_weights_dtype(texts)
         return self.score_block(images, texts, ScoringJob())
 
     def score_block(self, images: Encoded, texts: Encoded, job: ScoringJob) -> Tensor:
@@ -146,6 +147,20 @@ class Matcher(nn.Module):
                 f"{type(self).__name__}: expected image and text vectors of the same dtype, got "
                 f"{x.dtype} and {y.dtype}; convert one side with .to(dtype)"
             )
+
+    def _in_weights_dtype(self, encoded: Encoded) -> Encoded:
+        """Vectors in half precision as single if the weights are; raise for other differences."""
+        weight, x = next(self.parameters(), None), self._vectors(encoded)
+        if weight is None or x is None or torch.is_autocast_enabled(x.device.type):
+            return encoded
+        if x.dtype in HALVES and weight.dtype == torch.float32:
+            return encoded.map(lambda tensor: tensor.float() if tensor.dtype in HALVES else tensor)
+        if x.dtype != weight.dtype:
+            raise ArgumentError(
+                f"{type(self).__name__}: expected vectors of the dtype of its weights, "
+                f"{weight.dtype}, got {x.dtype}; convert the vectors or the matcher with .to(dtype)"
+            )
+        return encoded
 
     def _require_no_extras(self, side: str) -> None:
         """Raise if the matcher reads more of a side than vectors."""
@@ -200,10 +215,11 @@ def encode_tensor(x: Tensor, mask: Tensor | None, side: str, needs: Needs) -> En
             f"{side}s: this matcher compares fragments, expected shape [n, length, D], got "
             f"{list(x.shape)}"
         )
-    if mask is None:
-        mask = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)
-    _check_fragments(x, mask, side)
-    return Encoded(x, mask)
+    real = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device) if mask is None else mask
+    _check_fragments(x, real, side)
+    if mask is not None:  # dividing zeros by their length gives NaN, which no weight of 0 removes
+        x = x.masked_fill(~mask[..., None], 0.0)
+    return Encoded(x, real)
 
 
 def _check_fragments(x: Tensor, mask: Tensor, side: str) -> None:

@@ -245,6 +245,10 @@ class CrossEncoder(FragmentMatcher):
         """Whether pairs must stay in order: for gradients, or for the random draws of dropout."""
         return self.training or torch.is_grad_enabled()
 
+    def _in_weights_dtype(self, encoded: Encoded) -> Encoded:
+        # without gradients, the weights are cast to the precision of the fragments instead
+        return super()._in_weights_dtype(encoded) if self._fixed_order else encoded
+
     def score_block(self, images: Encoded, texts: Encoded, job: ScoringJob) -> Tensor:
         if self._fixed_order:
             return super().score_block(images, texts, job)

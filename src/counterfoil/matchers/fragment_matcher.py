@@ -122,11 +122,11 @@ class FragmentMatcher(Matcher):
     def score_block(self, images: Encoded, texts: Encoded, job: ScoringJob) -> Tensor:
         if is_exporting():
             return self.tile(images, texts)
-        lengths = texts.mask.sum(1)
+        lengths = texts.extents()  # not the number of words: padding may precede a word
         order = lengths.argsort(descending=True, stable=True)
         ordered = texts[order]
         longest = max(1, int(lengths.max())) if len(texts) else 1
-        regions = max(1, int(images.mask.sum(1).max())) if len(images) else 1
+        regions = max(1, int(images.extents().max())) if len(images) else 1
         images = images.trim_to(regions)
         device = images.mask.device
         cells = self.cells_per_pair(longest, regions)
@@ -134,11 +134,13 @@ class FragmentMatcher(Matcher):
         if not self.cuts_images:
             plan = TilePlan(max(1, len(images)), min(gather_counts(plan.columns, device)))
         whole = plan.rows >= len(images) and plan.columns >= len(texts)
+        if not len(images) or not len(texts):  # after the plan, which processes agree on together
+            return fragments(texts).new_zeros(len(images), len(texts))
         score = self._tile_scorer(job, device, recompute=not whole)
         columns: list[Tensor] = []
         for left in range(0, len(texts), plan.columns):
             block = ordered[left : left + plan.columns]
-            block = block.trim_to(max(1, int(block.mask.sum(1).max())))
+            block = block.trim_to(max(1, int(block.extents().max())))
             tops = range(0, len(images), plan.rows)
             columns.append(torch.cat([score(images[top : top + plan.rows], block) for top in tops]))
         return torch.cat(columns, dim=1)[:, order.argsort()]

@@ -19,8 +19,14 @@ from counterfoil.core.errors import ConfigError, TrainingError
 from counterfoil.encoders.encoded import Encoded, l2_normalize
 from counterfoil.matchers.chan import CHAN
 from counterfoil.matchers.fragment_matcher import fragments
-from counterfoil.objectives.base import Context, LossReport, batch_generator, objectives
-from counterfoil.objectives.contrastive import InfoNCE, at_least_float32
+from counterfoil.objectives.base import (
+    Context,
+    LossReport,
+    at_least_float32,
+    batch_generator,
+    objectives,
+)
+from counterfoil.objectives.contrastive import InfoNCE
 from counterfoil.objectives.foils import pair_images
 from counterfoil.objectives.hard_candidates import (
     Hardest,

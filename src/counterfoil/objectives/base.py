@@ -102,7 +102,7 @@ class Objective(nn.Module):
         epoch: int = 0,
         step: int = 0,
     ) -> Tensor:
-        """The loss, a scalar tensor.
+        """The loss, a scalar tensor in float32, or in float64 if the scores are.
 
         ``positives`` is a boolean matrix of the scores' shape or one id per pair, ``image_ids`` the
         ids of the rows, ``text_ids`` the image of each column (default: that of its row). Without
@@ -142,6 +142,7 @@ class Objective(nn.Module):
                 f"{self.requires}; train with it by counterfoil.train or `counterfoil train`"
             )
         matrix = read_positives(scores, positives, image_ids, text_ids)
+        scores = at_least_float32(scores)
         context = replace(
             context,
             protected=None if protected is None else read_mask(protected, scores, "protected"),
@@ -176,6 +177,11 @@ class Objective(nn.Module):
     def negative_selection(self, epoch: int) -> NegativeSelection:
         """The negatives that count at equal scores; they decide if a collapsed model recovers."""
         return "all"
+
+
+def at_least_float32(scores: Tensor) -> Tensor:
+    """Scores in float32 or float64: half precision is too coarse for exponentials and sums."""
+    return scores if scores.dtype == torch.float64 else scores.float()
 
 
 def batch_generator(context: Context, seed: int, device: torch.device) -> torch.Generator:

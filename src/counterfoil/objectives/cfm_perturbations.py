@@ -19,7 +19,7 @@ from counterfoil.data.text.tokenizers import HuggingFaceText, TextProcessor, Wor
 from counterfoil.data.text.vocabulary import END, MASK, PAD, START
 from counterfoil.encoders.encoded import Encoded
 from counterfoil.matchers.ensemble import EnsembleEncoder
-from counterfoil.objectives.contrastive import at_least_float32
+from counterfoil.objectives.base import at_least_float32
 from counterfoil.objectives.services import BatchServices
 
 B = TypeVar("B", ImageBatch, TextBatch)

@@ -15,6 +15,7 @@ from counterfoil.objectives.base import (
     Context,
     LossReport,
     Objective,
+    at_least_float32,
     both_directions,
     objectives,
 )
@@ -119,8 +120,3 @@ class SigLIP(Objective):
             costs = costs.masked_fill(context.protected & ~positives, 0)
         diagnostics = {"siglip/scale": scale.detach(), "siglip/bias": self.bias.detach().clone()}
         return LossReport(costs.sum() / scores.shape[1], diagnostics)
-
-
-def at_least_float32(scores: Tensor) -> Tensor:
-    """Scores in float32 or float64: exponentials of half precision are too coarse."""
-    return scores if scores.dtype == torch.float64 else scores.float()

@@ -8,8 +8,7 @@ from torch import Tensor
 from counterfoil.core.errors import ConfigError
 from counterfoil.encoders.encoded import Encoded, l2_normalize
 from counterfoil.matchers.ensemble import split_members
-from counterfoil.objectives.base import Context, LossReport, Objective, objectives
-from counterfoil.objectives.contrastive import at_least_float32
+from counterfoil.objectives.base import Context, LossReport, Objective, at_least_float32, objectives
 
 
 def distances(x: Tensor, y: Tensor | None = None) -> Tensor:

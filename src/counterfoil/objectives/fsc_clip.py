@@ -15,8 +15,14 @@ from torch.nn import functional as F
 from counterfoil.core.distributed import gather_rows
 from counterfoil.core.errors import ConfigError
 from counterfoil.encoders.encoded import Encoded, l2_normalize
-from counterfoil.objectives.base import Context, LossReport, both_directions, objectives
-from counterfoil.objectives.contrastive import Scale, at_least_float32, softmax_loss
+from counterfoil.objectives.base import (
+    Context,
+    LossReport,
+    at_least_float32,
+    both_directions,
+    objectives,
+)
+from counterfoil.objectives.contrastive import Scale, softmax_loss
 from counterfoil.objectives.foils import (
     NO_OWNER,
     FoilBased,

@@ -15,8 +15,7 @@ from counterfoil.core.registry import refuse_unused
 from counterfoil.encoders.encoded import Encoded
 from counterfoil.encoders.pooling import relation_layer
 from counterfoil.kernels.attention import leaky, similarities
-from counterfoil.objectives.base import Context, LossReport, Objective, objectives
-from counterfoil.objectives.contrastive import at_least_float32
+from counterfoil.objectives.base import Context, LossReport, Objective, at_least_float32, objectives
 from counterfoil.objectives.distance_weighted import DistanceWeighted
 from counterfoil.objectives.dive import distances, encoded_members
 from counterfoil.objectives.services import RunSetup

@@ -23,10 +23,10 @@ from counterfoil.objectives.base import (
     LossReport,
     Objective,
     Reduction,
+    at_least_float32,
     both_directions,
     objectives,
 )
-from counterfoil.objectives.contrastive import at_least_float32
 from counterfoil.objectives.services import Guide, RunSetup
 
 Direction = Literal["forward", "reverse"]

@@ -14,10 +14,11 @@ from torch.nn import functional as F
 from counterfoil.objectives.base import (
     Context,
     LossReport,
+    at_least_float32,
     both_directions,
     objectives,
 )
-from counterfoil.objectives.contrastive import Scale, at_least_float32, softmax_loss
+from counterfoil.objectives.contrastive import Scale, softmax_loss
 from counterfoil.objectives.foils import (
     FoilBased,
     FoilMatrix,

@@ -59,7 +59,7 @@ def read_positives(
 
 
 def check_scores(scores: Tensor) -> None:
-    """Raise unless ``scores`` is a non-empty matrix of floating-point numbers without NaN."""
+    """Raise unless ``scores`` is a non-empty matrix of finite floating-point numbers."""
     if not isinstance(scores, Tensor):
         raise ArgumentError(
             f"scores: expected a tensor [n_images, n_texts], got {type(scores).__name__}"
@@ -70,8 +70,14 @@ def check_scores(scores: Tensor) -> None:
         )
     if not scores.is_floating_point():
         raise ArgumentError(f"scores: expected floating-point numbers, got {scores.dtype}")
-    if missing := int(scores.isnan().sum()):  # some objectives would turn them into a loss of 0
-        raise ArgumentError(f"scores: expected numbers, {missing} of {scores.numel()} are NaN")
+    # some objectives would turn them into a loss of 0, or into gradients of NaN
+    if not bool(scores.isfinite().all()):
+        if missing := int(scores.isnan().sum()):
+            raise ArgumentError(f"scores: expected numbers, {missing} of {scores.numel()} are NaN")
+        raise ArgumentError(
+            f"scores: expected finite numbers, {int(scores.isinf().sum())} of {scores.numel()} are "
+            "infinite; exclude pairs by protected=, a boolean matrix"
+        )
 
 
 def read_mask(given: Any, scores: Tensor, name: str) -> Tensor:
@@ -98,8 +104,10 @@ def _is_matrix(positives: Any) -> bool:
     """Whether positives are a matrix, not ids; tuples are ids, since they can be compared."""
     if isinstance(positives, (Tensor, np.ndarray)):
         return positives.ndim == 2
-    rows = isinstance(positives, (list, tuple)) and len(positives) > 0
-    return rows and isinstance(positives[0], (list, np.ndarray, Tensor))
+    if not isinstance(positives, (list, tuple)) or not positives:
+        return False
+    first = positives[0]
+    return isinstance(first, list) or (isinstance(first, (np.ndarray, Tensor)) and first.ndim > 0)
 
 
 def _require_square(scores: Tensor, when: str) -> None:
@@ -130,14 +138,14 @@ def _same_id(scores: Tensor, rows: Ids | None, columns: Ids | None) -> Tensor:
 
 def _equal_ids(rows: Ids, columns: Ids, device: torch.device) -> Tensor:
     """Where ids of rows and columns are equal; other values than tensors are numbered first."""
+    if any(_are_booleans(ids) for ids in (rows, columns)):
+        raise ArgumentError("ids: expected numbers, got booleans")
     if isinstance(rows, Tensor) and isinstance(columns, Tensor):
-        if torch.bool in (rows.dtype, columns.dtype):
-            raise ArgumentError("ids: expected numbers, got booleans")
         return rows.to(device)[:, None] == columns.to(device)[None, :]
     numbers: dict[Hashable, int] = {}
 
     def numbered(ids: Ids) -> Tensor:
-        values = ids.tolist() if isinstance(ids, (Tensor, np.ndarray)) else ids
+        values = ids.tolist() if isinstance(ids, (Tensor, np.ndarray)) else map(_id_value, ids)
         return torch.tensor([numbers.setdefault(x, len(numbers)) for x in values], device=device)
 
     try:
@@ -146,6 +154,21 @@ def _equal_ids(rows: Ids, columns: Ids, device: torch.device) -> Tensor:
         raise ArgumentError(
             f"ids: expected numbers, names or other hashable ids: {error}"
         ) from None
+
+
+def _are_booleans(ids: Ids) -> bool:
+    if isinstance(ids, (Tensor, np.ndarray)):
+        return ids.dtype in (torch.bool, np.bool_)
+    return len(ids) > 0 and all(isinstance(x, (bool, np.bool_)) for x in ids)
+
+
+def _id_value(value: Any) -> Any:
+    """The number in a tensor of one: as keys, tensors are equal only to themselves."""
+    if not isinstance(value, Tensor):
+        return value
+    if value.numel() != 1:
+        raise ArgumentError(f"ids: expected one number per id, got a tensor {list(value.shape)}")
+    return value.item()
 
 
 class Twins(nn.Module):

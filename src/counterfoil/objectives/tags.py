@@ -24,8 +24,7 @@ from counterfoil.core.registry import refuse_unused
 from counterfoil.data.batches.collate import TextBatch
 from counterfoil.encoders.encoded import Encoded
 from counterfoil.matchers.cross_encoder import CrossEncoder, CrossStates
-from counterfoil.objectives.base import Context, LossReport, Objective, objectives
-from counterfoil.objectives.contrastive import at_least_float32
+from counterfoil.objectives.base import Context, LossReport, Objective, at_least_float32, objectives
 from counterfoil.objectives.foils import pair_images
 from counterfoil.objectives.services import (
     BatchServices,

@@ -20,8 +20,8 @@ from counterfoil.core.errors import TrainingError
 from counterfoil.data.batches.collate import NO_IMAGE, BatchExtras, ImageBatch
 from counterfoil.data.batches.dataset import ExtraNegativeSource
 from counterfoil.encoders.encoded import Encoded
-from counterfoil.objectives.base import Anchors, Context, LossReport, objectives
-from counterfoil.objectives.contrastive import Scale, at_least_float32, softmax_loss
+from counterfoil.objectives.base import Anchors, Context, LossReport, at_least_float32, objectives
+from counterfoil.objectives.contrastive import Scale, softmax_loss
 from counterfoil.objectives.foils import (
     NO_OWNER,
     FoilBased,

@@ -32,7 +32,6 @@ from counterfoil.scoring.plan import (
     FREE_SHARE,
     ScorePlan,
     ScoreTile,
-    extents,
     plan_for_kernels,
     plan_scores,
 )
@@ -55,7 +54,7 @@ def scored_tiles(
     """All tiles, each with its float32 scores on the matcher's device."""
     images, texts = for_kernels(matcher, images), for_kernels(matcher, texts)
     job = ScoringJob(len(images) * int(texts.mask.sum()) * images.mask.shape[1])
-    ends = extents(texts)
+    ends = texts.extents()
 
     def score(tile: ScoreTile) -> Tensor:
         with torch.inference_mode():  # also in a thread, which does not inherit it
@@ -200,7 +199,7 @@ def _trimmed(encoded: Encoded, ends: Tensor | None = None) -> Encoded:
     """Trim the padding that all items share; ``ends`` are the lengths of the items to keep."""
     if not len(encoded) or not encoded.mask.shape[1]:
         return encoded
-    ends = extents(encoded) if ends is None else ends
+    ends = encoded.extents() if ends is None else ends
     return encoded.trim_to(max(1, int(ends.max())))
 
 

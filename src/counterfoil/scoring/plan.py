@@ -107,9 +107,9 @@ def plan_scores(
     ``pairs`` limits the pairs of a tile, for callers that store more than a score per pair.
     """
     device = images.mask.device
-    lengths = extents(texts).clamp(min=1)
+    lengths = texts.extents().clamp(min=1)
     order = lengths.argsort(stable=True)
-    regions = max(1, int(extents(images).max())) if len(images) else 1
+    regions = max(1, int(images.extents().max())) if len(images) else 1
     longest = int(lengths.max()) if len(texts) else 1
     cells = cells or _cells_for_memory(device)
     pairs = MAX_TILE_PAIRS if pairs is None else pairs
@@ -129,14 +129,6 @@ def plan_for_kernels(images: Encoded, texts: Encoded, width: int) -> ScorePlan:
     words = max(1, min(KERNEL_CELLS // (rows * plan.regions), capacity // max(1, width)))
     texts_at_once = max(1, min(MAX_TILE_PAIRS, capacity) // rows)
     return replace(plan, rows=rows, cells=words * rows * plan.regions, mixed=texts_at_once)
-
-
-def extents(encoded: Encoded) -> Tensor:
-    """Index after the last real fragment of each item [B]."""
-    ends = torch.arange(1, encoded.mask.shape[1] + 1, device=encoded.mask.device)
-    if not len(ends):  # pooled vectors have no fragments
-        return encoded.mask.new_zeros(len(encoded), dtype=torch.long)
-    return (encoded.mask * ends).amax(1)
 
 
 def _cells_for_memory(device: torch.device) -> int:
