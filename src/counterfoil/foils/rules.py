@@ -292,8 +292,8 @@ class CaptionSites:
     ) -> CaptionSites:
         _check(kinds, 1)
         tokens, avoided = words(caption), frozenset(avoid)
-        found = {kind: SITES[kind](tokens, avoided) for kind in kinds}
-        packed = {kind: tuple(map(_pack, filter(None, sites))) for kind, sites in found.items()}
+        sites = {kind: SITES[kind](tokens, avoided) for kind in kinds}
+        packed = {kind: tuple(map(_pack, filter(None, given))) for kind, given in sites.items()}
         return cls(caption, tuple(tokens), packed)
 
     def foils(

@@ -114,8 +114,8 @@ class Items:
             read_into(text, reader.about.fd, begin)
             starts = [0, *ends[:-1].tolist()]
             whole = text.tobytes()
-            for place, start, end in zip(order[run.start : run.stop], starts, ends, strict=True):
-                records[place] = self._parsed(whole[start:end], segment)
+            for index, start, end in zip(order[run.start : run.stop], starts, ends, strict=True):
+                records[index] = self._parsed(whole[start:end], segment)
         return records
 
     def _runs(self, rows: Ids) -> Iterator[range]:
