@@ -162,11 +162,13 @@ def serve(pipe: Connection, out: Path, cache_folder: Path, stop: Any) -> None:
             finished = do_one(job, cache_folder, Silent(), should_stop=stop.is_set)
             if finished and (job.folder / "best").is_dir():
                 shutil.rmtree(job.folder / "last", ignore_errors=True)
-            for options, column, run in columns if finished and not stop.is_set() else ():
+            for options, column, run in columns if finished else ():
                 key = options.model_dump_json()
                 if key not in measures:
                     measures[key] = MeasureEvaluator(evaluator, options)
-                measures[key].number(column, run, None)
+                if not stop.is_set():
+                    with suppress(Exception):  # `counterfoil reproduce` meets it again, and says so
+                        measures[key].number(column, run, None)
         except Exception as problem:  # one failed run must not stop the others
             error = describe(problem)
         gc.collect()

@@ -66,3 +66,14 @@ def test_a_task_that_is_cancelled_does_not_stop_the_others() -> None:
 
     for cancelled in ([0], [2, 3], [5], [3, 4, 5], range(6)):
         assert asyncio.run(run(cancelled)) == [number in cancelled for number in range(6)]
+
+
+def test_turns_of_an_event_loop_that_ended_do_not_stop_the_next_one() -> None:
+    turns = Turns()
+    ended = asyncio.new_event_loop()
+    waiting = ended.create_task(turns.take())
+    ended.call_soon(ended.stop)
+    ended.run_forever()
+    assert not waiting.done()
+    ended.close()
+    asyncio.run(asyncio.wait_for(turns.take(), 20))

@@ -136,10 +136,10 @@ def test_images_that_cannot_be_read_are_named_by_build_and_add(
     result = runner.invoke(app, [str(word) for word in command])
     assert "added 1 images" in result.stdout
     messages = " ".join(result.stderr.split())
-    assert "left out: test/broken: broken.png: not an image" in messages
+    assert "left out of the data: test/broken: broken.png: not an image" in messages
     assert "there is no image file 'lost.png'" in messages
     update = ("index", "add", folder, faulty, "--existing", "update", "--cache", cache, "--json")
-    left_out = json.loads(invoke(*update))["added"]["left_out"]
+    left_out = json.loads(invoke(*update))["unread"]
     assert sorted(line.rpartition("[")[2] for line in left_out) == [
         "missing-image]",
         "unreadable-image]",

@@ -73,11 +73,10 @@ def _create_scores_only(spec: Spec) -> Composite:
 
 def _has_text(image_ids: Tensor, text_ids: Tensor) -> Tensor:
     """Whether the image of each row [B] has the text of each column in any of the pairs [B]."""
-    images, image = image_ids.unique(return_inverse=True)
-    texts, text = text_ids.unique(return_inverse=True)
-    table = torch.zeros(len(images), len(texts), dtype=torch.bool, device=image.device)
-    table[image, text] = True
-    return table[image][:, text]
+    same_image = (
+        image_ids[:, None] == image_ids
+    ).float()  # a product: `unique` would wait for a GPU
+    return same_image @ (text_ids[:, None] == text_ids).float() > 0
 
 
 def read_ids(ids: Ids, rows: Tensor, name: str) -> Tensor:

@@ -16,9 +16,13 @@ class Turns:
 
     def __init__(self) -> None:
         self._waiting: deque[asyncio.Future[None]] = deque()
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     async def take(self) -> None:
         loop = asyncio.get_running_loop()
+        if loop is not self._loop:  # nobody gives the turns of a loop that has ended
+            self._loop = loop
+            self._waiting.clear()
         turn: asyncio.Future[None] = loop.create_future()
         self._waiting.append(turn)
         if len(self._waiting) == 1:

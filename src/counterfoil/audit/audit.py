@@ -121,7 +121,7 @@ def audit_split(
     values = _score_values(survey, duplicates, neighbors)
     # a threshold holds for suspicion that is made like that it was measured on
     given = None if false_alarms is None else false_alarms.scales
-    scales = {**sign_scales(values[captions]), **(given.signs if given else {})}
+    scales = sign_scales(values[captions]) if given is None else dict(given.signs)
     chosen, reference = _choose(
         combine(sign_deviations(values[captions], scales)), captions, examined, seed
     )
@@ -133,7 +133,8 @@ def audit_split(
     scale = _word_scale(usual, measured, reference)
     if scale is not None:
         values[chosen, WORDS] = [usual.worst(measured[number]) for number in chosen]
-        scales.setdefault(SIGNS[WORDS], scale)
+        if given is None:
+            scales[SIGNS[WORDS]] = scale
     deviations = sign_deviations(values, scales)
     signs = _evidence(values, deviations)
     doubts = {number: usual.of(caption) for number, caption in measured.items()}

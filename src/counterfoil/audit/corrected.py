@@ -278,9 +278,10 @@ def _refuse_other_format(target: Path, original: Path) -> None:
     """Refuse a name by which the copy would be read in another format than it has."""
     own, other = (READERS.get(path.suffix.lower()) for path in (original, target))
     if other is not None and other is not own:
+        ending = f"that ends in {original.suffix}" if original.suffix else "without an ending"
         raise ConfigError(
             f"{target}: the copy has the format of the original, {original.name}; choose a name "
-            f"that ends in {original.suffix}"
+            f"{ending}"
         )
 
 

@@ -356,19 +356,21 @@ def _report(
 ) -> None:
     from counterfoil.training.run_data import skipped_items
 
-    # Items that were dropped while reading the data never reach the index.
-    lost = [*map(str, skipped_items(data)), *added.left_out]
+    # items that were dropped while reading the data, of any split, never reach the index
+    unread = [*map(str, skipped_items(data))]
     measured = queries > 0 and all(len(items) for items in index.items.values())
     recalls = index.recall(queries, progress=bars) if measured else []
     if as_json:
         ways = [way.as_dict() for way in recalls]
-        counts = vars(added) | {"left_out": lost}
-        print_json({"added": counts, "recall": ways, **index.info()})
+        print_json({"added": vars(added), "unread": unread, "recall": ways, **index.info()})
         return
-    for line in lost[:5]:
-        bars.say(f"left out: {line}")
-    if len(lost) > 5:
-        bars.say(f"… and {len(lost) - 5} more (counterfoil data inspect lists faults of the data)")
+    left_out = [f"left out of the data: {line}" for line in unread]
+    left_out += [f"left out: {line}" for line in added.left_out]
+    for line in left_out[:5]:
+        bars.say(line)
+    if len(left_out) > 5:
+        more = len(left_out) - 5
+        bars.say(f"… and {more} more (counterfoil data inspect lists faults of the data)")
     print_line(
         f"added {added.images:,} images and {added.captions:,} captions"
         + (f"; {added.updated:,} of the images were updated" if added.updated else "")

@@ -61,8 +61,9 @@ class Items:
 
     def _read_names(self) -> dict[str, int]:
         keys, known = self.table.live_ids, dict[str, int]()
-        if self._before is not None:
-            names, before = self._before
+        earlier = self._before  # another thread may read the names, too
+        if earlier is not None:
+            names, before = earlier
             gone = set(np.setdiff1d(before, keys, assume_unique=True).tolist())
             known = {name: key for name, key in names.items() if key not in gone}
             keys = np.setdiff1d(keys, before, assume_unique=True)
