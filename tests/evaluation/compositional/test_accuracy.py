@@ -124,18 +124,16 @@ def test_stored_outcomes_give_the_same_metrics_as_scores(tmp_path) -> None:
 
 
 @pytest.mark.skipif(not SHARED.is_dir(), reason="the results are not beside the repository")
-@pytest.mark.parametrize(
-    ("file", "expected"),
-    [
-        ("BiVLC_ViT-B-32.csv.gz", (75.83, 52.40, 49.06)),
-        ("BiVLC_CLIP_TROHN-Img.csv.gz", (88.54, 71.84, 69.25)),
-    ],
-)
-def test_the_published_scores_follow_from_the_published_results(file, expected) -> None:
-    (subset,) = read_benchmark("bivlc", [SHARED / file]).subsets
-    assert subset.results is not None
-    metrics = from_outcomes(subset.results)
-    assert [round(value(m, subset.items), 2) for m in metrics.values()] == list(expected)
+def test_the_published_scores_follow_from_the_published_results() -> None:
+    published = {
+        "BiVLC_ViT-B-32.csv.gz": [75.83, 52.40, 49.06],
+        "BiVLC_CLIP_TROHN-Img.csv.gz": [88.54, 71.84, 69.25],
+    }
+    for file, expected in published.items():
+        (subset,) = read_benchmark("bivlc", [SHARED / file]).subsets
+        assert subset.results is not None
+        metrics = from_outcomes(subset.results)
+        assert [round(value(m, subset.items), 2) for m in metrics.values()] == expected
 
 
 def marked(caption: str, *spans: tuple[int, int], image: str = "a") -> Item:
