@@ -52,8 +52,8 @@ def test_between_two_texts_to_score_the_event_loop_does_other_work(
         return unknown(model, text)
 
     monkeypatch.setattr(counterfoil.app.routes, "_unknown", noted)
-    asked = {"images": pairs.test.ids[:1], "texts": [pairs.test.captions[0][0]] * 5}
-    assert client.post("/api/score", asked).status == 200
+    body = {"images": pairs.test.ids[:1], "texts": [pairs.test.captions[0][0]] * 5}
+    assert client.post("/api/score", body).status == 200
     assert iterations == [0, 1, 2, 3, 4]
 
 

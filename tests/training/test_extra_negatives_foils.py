@@ -73,17 +73,17 @@ def test_the_draw_depends_on_the_generator_alone() -> None:
 
 
 def test_sites_are_found_once_and_draws_are_those_of_a_caption_seen_anew(monkeypatch) -> None:
-    rules, found = foils("rules:noun,numeral,word-swap", 2), []
+    rules, searched = foils("rules:noun,numeral,word-swap", 2), []
     find = CaptionSites.of
-    monkeypatch.setattr(CaptionSites, "of", lambda *given: found.append(given) or find(*given))
+    monkeypatch.setattr(CaptionSites, "of", lambda *given: searched.append(given) or find(*given))
     for seed in range(5):
         for caption in range(len(SPLIT.texts)):
             own = SPLIT.captions[int(SPLIT.image_of[caption])]
             rng = random.Random(int(generator(seed).integers(1 << 62)))
             anew = foils_of_image(SPLIT.texts[caption], own, rng, rules.kinds, 2)
-            found.clear()
+            searched.clear()
             assert rules.of(caption, generator(seed)).texts == tuple(foil.text for foil in anew)
-            assert len(found) == (seed == 0)
+            assert len(searched) == (seed == 0)
 
 
 @pytest.mark.parametrize(("objective", "lasts"), [("foils", True), ("triplet-clip", False)])
