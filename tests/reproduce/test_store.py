@@ -353,31 +353,6 @@ def test_a_sweep_on_dev_shows_dev_and_its_best_values_reach_the_runs(out, cache,
     assert tuned["own"][0].config.train.optimizer.lr == 3.0e-5
 
 
-def test_values_of_several_sweeps_add_up_key_by_key() -> None:
-    def sweep(key, values):
-        rows = [
-            row("a", result(0, score)).model_copy(update={"value": value, "varied_run": "all"})
-            for value, score in values.items()
-        ]
-        change = {"kind": "sweep", "key": key, "judged_on": "dev"}
-        return table(*rows).model_copy(update=change)
-
-    rates = sweep("train.optimizer.lr", {0.1: 5.0, 0.2: 7.0, 0.4: 7.0})
-    warm = sweep("objective.hardest.warmup_epochs", {0.0: 1.0, 3.0: 2.0})
-    expected = ("train.optimizer.lr=0.2", "objective.hardest.warmup_epochs=3")
-    assert best_values(rates, warm) == {"all": expected}
-    later = sweep("train.optimizer.lr", {0.8: 1.0})
-    assert best_values(rates, later) == {"all": ("train.optimizer.lr=0.8",)}
-
-
-def test_values_are_not_chosen_on_test() -> None:
-    sweep = table().model_copy(update={"kind": "sweep", "key": "train.optimizer.lr"})
-    with pytest.raises(ConfigError, match="chosen on dev"):
-        best_values(sweep)
-    with pytest.raises(ConfigError, match="not a sweep"):
-        best_values(table())
-
-
 def test_a_difference_is_taken_seed_by_seed() -> None:
     better = row("a", result(0, 10.0), result(1, 20.0), result(3, 99.0))
     worse = row("b", result(0, 8.0), result(1, 12.0), result(2, 0.0))
@@ -389,17 +364,6 @@ def test_a_difference_is_taken_seed_by_seed() -> None:
     assert verdict(Measure(mean=-0.3, std=1.0, seeds=3)) == "within the spread"
     assert verdict(Measure(mean=9.0, std=1.0, seeds=2)) == "not tested: 2 seeds"
     assert verdict(None) == "not tested"
-
-
-def test_a_row_is_tuned_if_a_sweep_chose_a_value_for_all_its_runs(tmp_path) -> None:
-    rows = [*TINY["rows"], {"label": ["both"], "ensemble": ["all", "hard"]}]
-    artifact = build_artifact(tiny(rows=rows), "tiny.yaml")
-    for tuned, expected in (({}, []), ({"hard": ("train.optimizer.lr=0.1",)}, ["hard"])):
-        plan = make_plan(artifact, Settings(seeds=1, tuned=tuned), tmp_path)
-        assert [one.result.name for one in table_rows(plan) if one.result.tuned] == expected
-    both = dict.fromkeys(("all", "hard"), ("train.optimizer.lr=0.1",))
-    plan = make_plan(artifact, Settings(seeds=1, tuned=both), tmp_path)
-    assert all(one.result.tuned for one in table_rows(plan))
 
 
 def test_claims_stand_beside_the_papers_difference() -> None:

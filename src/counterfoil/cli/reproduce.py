@@ -186,13 +186,19 @@ def _plan(name: str, request: _Request, rows: list[str], out: Path) -> tuple[Pla
     """The plan of the selected rows, and the labels of all rows."""
     from counterfoil.reproduce.catalogue import labels, load_artifact, only_rows
     from counterfoil.reproduce.plan import Settings, find_data_set, make_plan
-    from counterfoil.reproduce.store import best_values
+    from counterfoil.reproduce.store import best_values, runs_at_edges
 
     artifact = load_artifact(name)
     chosen = find_data_set(artifact, request.data, request.published)
-    values = best_values(*map(_read_sweep, request.tuned))
+    sweeps = [_read_sweep(file) for file in request.tuned]
     settings = Settings(
-        request.data, chosen, request.scale, request.seeds, request.overrides, values
+        request.data,
+        chosen,
+        request.scale,
+        request.seeds,
+        request.overrides,
+        best_values(*sweeps),
+        runs_at_edges(*sweeps),
     )
     return make_plan(only_rows(artifact, rows), settings, out), labels(artifact)
 

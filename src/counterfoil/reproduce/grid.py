@@ -103,15 +103,23 @@ def _with(line: Line, values: Sequence[float | None], sweep: Sweep) -> Line:
     return line.model_copy(update={"values": sorted({*line.values, *more})})
 
 
+def ends_at_edge(rows: Sequence[RowResult], log: bool) -> bool:
+    """Whether the best value of a line is the last or only one, so that a better may lie beyond."""
+    tried = [row.value for row in rows if row.value is not None and row.each]
+    side = edge(rows)
+    if len(tried) < 2 or side is None:
+        return len(tried) == 1
+    return value_beyond(tried, side, log) is not None
+
+
 def at_an_edge(result: Reproduction) -> dict[str, float]:
     """By the label of each line whose best value is at an edge, that value."""
     lines: dict[str, list[RowResult]] = {}
     for row in result.rows:
         lines.setdefault(", ".join(row.label[:-1]), []).append(row)
     best = {label: best_value(rows) for label, rows in lines.items()}
-    single = {label: len([row for row in rows if row.each]) < 2 for label, rows in lines.items()}
     return {
         label: value
         for label, value in best.items()
-        if value is not None and (single[label] or edge(lines[label]) is not None)
+        if value is not None and ends_at_edge(lines[label], result.log)
     }

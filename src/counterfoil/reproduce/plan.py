@@ -173,6 +173,8 @@ class Settings:
     overrides: tuple[str, ...] = ()
     tuned: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """By run name, overrides for it and for the runs that extend it."""
+    at_edges: frozenset[str] = frozenset()
+    """The runs with a tuned value that is the last one tried: a better one may lie beyond it."""
 
     @property
     def on_scenes(self) -> bool:

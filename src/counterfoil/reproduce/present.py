@@ -73,14 +73,17 @@ def verdict(ours: Measure | None, tuned: bool = True) -> str:
 def _claim_row(
     claim: Claim, better: RowResult, worse: RowResult, published_on: str | None
 ) -> tuple[str, ...]:
-    ours = difference(better, worse)
+    fair = better.swept == worse.swept
+    ours = difference(better, worse) if fair else None
     first, second = (_find_published(row, RSUM, published_on) for row in (better, worse))
     theirs = None if first is None or second is None else first - second
     return (
         claim.text,
         "" if ours is None else ours.text(sign="+"),
         "" if theirs is None else f"{theirs:+.1f}",
-        verdict(ours, better.tuned and worse.tuned),
+        verdict(ours, better.tuned and worse.tuned)
+        if fair
+        else "not tested: only one row is tuned",
     )
 
 
@@ -228,6 +231,10 @@ def _notes(result: Reproduction) -> list[str]:
             "Δ: mean difference over seeds. A claim is held or refuted with three seeds or more, "
             "a difference beyond its standard deviation, and rates tuned for both rows."
         )
+        trained = [row for row in result.rows if row.each]
+        others = [row.name for row in trained if not row.tuned]
+        if 0 < len(others) < len(trained):
+            notes.append(f"Not tuned, or tuned to an edge of what was tried: {'; '.join(others)}.")
     if any(result.published_on in _published(row) for row in result.rows):
         notes.append(f"In brackets: published numbers on {result.published_title}.")
         if not result.same_data:

@@ -84,8 +84,8 @@ class ShownPanel(Report):
 class RowResult(Report):
     """One row: numbers of its runs, published numbers, errors.
 
-    ``tuned`` says that all its runs have values that a sweep on dev chose for them, or for the runs
-    that they extend.
+    ``swept`` says that all its runs have values that a sweep on dev chose, for them or for runs
+    that they extend. ``tuned``: for them, and inside the sweep's grid.
     """
 
     label: list[str]
@@ -96,6 +96,7 @@ class RowResult(Report):
     published_measures: dict[str, list[float | None]] = Field(default_factory=dict)
     runs: list[str] = Field(default_factory=list)
     quoted: bool = False
+    swept: bool = False
     tuned: bool = False
     errors: list[str] = Field(default_factory=list)
     missing: int = 0
@@ -302,7 +303,6 @@ def table_rows(plan: Plan) -> list[TableRow]:
 
 
 def _plain_row(plan: Plan, row: Row) -> TableRow:
-    artifact = plan.artifact
     result = RowResult(
         label=row.label,
         published=row.published,
@@ -312,8 +312,10 @@ def _plain_row(plan: Plan, row: Row) -> TableRow:
     )
     runs = [plan.runs[name] for name in row.members]
     names = [run_reference(name).name for name in row.members]
-    tuned = [not plan.settings.tuned.keys().isdisjoint(artifact.lineage(name)) for name in names]
-    result = result.model_copy(update={"tuned": bool(tuned) and all(tuned)})
+    values = plan.settings.tuned.keys()
+    swept = [not values.isdisjoint(plan.artifact.lineage(name)) for name in names]
+    tuned = bool(names) and values - plan.settings.at_edges >= set(names)
+    result = result.model_copy(update={"swept": bool(names) and all(swept), "tuned": tuned})
     filled = _with_runs(result, row.members, runs, row.standardize)
     if row.foils is None and not row.blind:
         return filled

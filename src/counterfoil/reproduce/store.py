@@ -16,7 +16,7 @@ from counterfoil.core.errors import ConfigError, DataError
 from counterfoil.core.storage.atomic import write_atomically
 from counterfoil.core.storage.locks import LOCK, locked_in_turn
 from counterfoil.reproduce.artifact import Sweep
-from counterfoil.reproduce.grid import best_value
+from counterfoil.reproduce.grid import best_value, ends_at_edge
 from counterfoil.reproduce.plan import Plan, PlannedRun
 from counterfoil.reproduce.results import (
     Distribution,
@@ -228,13 +228,30 @@ def best_values(*results: Reproduction) -> dict[str, tuple[str, ...]]:
     return {run: tuple(overrides.values()) for run, overrides in values.items()}
 
 
+def runs_at_edges(*results: Reproduction) -> frozenset[str]:
+    """The runs whose best value is at an edge of what one of the sweeps tried."""
+    return frozenset(
+        run
+        for result in results
+        for run, rows in _by_run(result).items()
+        if ends_at_edge(rows, result.log)
+    )
+
+
+def _by_run(result: Reproduction) -> dict[str, list[RowResult]]:
+    rows: dict[str, list[RowResult]] = {}
+    for row in result.rows:
+        if row.varied_run is not None:
+            rows.setdefault(row.varied_run, []).append(row)
+    return rows
+
+
 def _best_of(result: Reproduction) -> dict[str, float]:
     if result.kind != "sweep" or not result.key:
         raise ConfigError(f"{result.name}: not a sweep; give the results of a sweep on dev")
     if result.judged_on != "dev":
         raise ConfigError(f"{result.name}: a sweep on test, but values are chosen on dev")
-    runs = dict.fromkeys(row.varied_run for row in result.rows if row.varied_run is not None)
-    best = {run: best_value([row for row in result.rows if row.varied_run == run]) for run in runs}
+    best = {run: best_value(rows) for run, rows in _by_run(result).items()}
     tried = [row.value for row in result.rows if row.value is not None]
     number = int if all(value.is_integer() for value in tried) else float
     return {run: number(value) for run, value in best.items() if value is not None}
