@@ -122,7 +122,7 @@ case("jsonl: a folder", jsonl(subfolder), "not a known data set layout")
 case("jsonl: a gzip bomb", jsonl(gzip_bomb()), "not UTF-8: byte 0x8b at position 2")
 case("jsonl.gz: a gzip bomb", file("captions.jsonl.gz", gzip_bomb()), "not a known data set layout")
 case("jsonl: 8 GB of zeros", jsonl(sparse(8 * 2**30)), "too large: 8 GiB, at most 4 GiB of")
-case("jsonl: UTF-16", jsonl(row().encode("utf-16")), "not UTF-8: byte 0xff at position 1")
+case("jsonl: UTF-16", jsonl(row().encode("utf-16")), "UTF-16, not UTF-8; save it as UTF-8")
 case(
     "jsonl: one id for two images",
     jsonl(row() + row(image="b.png")),

@@ -171,6 +171,24 @@ def test_a_fatal_line_is_named_by_its_number(tmp_path, line, kind):
     assert "b" in load_pairs(tmp_path, strict=False).train.ids
 
 
+@pytest.mark.parametrize(
+    ("encoding", "named"),
+    [
+        ("utf-16", "UTF-16, not UTF-8"),
+        ("utf-16-be", "UTF-16 by its zero bytes, not UTF-8"),
+        ("utf-32", "UTF-32, not UTF-8"),
+    ],
+)
+def test_a_file_of_wide_letters_is_named_once_not_line_by_line(tmp_path, encoding, named):
+    write_images(tmp_path, ["b.png"])
+    rows = ["image,caption", *(f"b.png,un éléphant {n}" for n in range(9))]
+    (tmp_path / "captions.csv").write_bytes("\n".join(rows).encode(encoding))
+    with pytest.raises(DataError) as error:
+        load_pairs(tmp_path)
+    assert str(error.value).count("[bad-encoding]") == 1
+    assert f"captions.csv: {named}; save it as UTF-8" in str(error.value)
+
+
 def test_two_images_with_one_id_are_an_error_without_stated_splits(tmp_path):
     names = ["0.png", "1.png", "2.png"]  # one image per split
     write_images(tmp_path, names)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import csv
 import io
 import json
@@ -30,11 +31,27 @@ def read_raw_lines(path: Path, log: ProblemLog) -> Iterator[tuple[int, str]]:
     try:
         with open_regular(path, LINES_BYTES) as file:
             for number, line in enumerate(bounded_lines(file, path), start=1):
+                if number == 1 and (encoding := _wide_encoding(line)):
+                    log.fatal("bad-encoding", path, f"{encoding}, not UTF-8; save it as UTF-8")
+                    return
                 yield number, decode(line, path, number, log)
     except FileNotFoundError:
         log.fatal("missing-file", path, "no such file")
     except OSError as error:
         log.fatal("unreadable-file", path, f"cannot be read ({error.strerror})")
+
+
+def _wide_encoding(start: bytes) -> str | None:
+    """The encoding of a file whose letters have more bytes than one, by its first line.
+
+    Every line of it would be wrong in UTF-8, so it is better to say it once.
+    """
+    if start.startswith((codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE)):
+        return "UTF-32"
+    if start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        return "UTF-16"
+    share = start[:64].count(0) / max(len(start[:64]), 1)
+    return "UTF-16 by its zero bytes" if 0.25 < share < 0.8 else None
 
 
 def read_lines(path: Path, log: ProblemLog) -> Iterator[tuple[int, str]]:
