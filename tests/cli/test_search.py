@@ -146,9 +146,11 @@ def test_images_that_cannot_be_read_are_named_by_build_and_add(
     ]
 
 
-def test_evaluate_says_how_many_items_are_left_out(run, faulty, cache) -> None:
-    command = ("evaluate", run, "--data", faulty, "--bootstrap", 0, "--cache", cache)
+@pytest.mark.parametrize("more", [(), ("--json",), ("--markdown",)])
+def test_evaluate_says_how_many_items_are_left_out(run, faulty, cache, more) -> None:
+    command = ("evaluate", run, "--data", faulty, "--bootstrap", 0, "--cache", cache, *more)
     result = runner.invoke(app, [str(word) for word in command])
+    assert not more or "left out" not in result.stdout
     counts = " ".join(result.stderr.split()).partition("left out of the data: ")[2]
     assert "1 × unreadable-image" in counts
     assert "1 × missing-image" in counts

@@ -152,9 +152,11 @@ def skipped_items(pairs: Pairs) -> list[Problem]:
 
 
 def skipped_notice(pairs: Pairs) -> str:
-    """One line that counts the items left out of the data; empty if there are none."""
+    """A warning that counts the items left out of the data; empty if there are none."""
     counts = ", ".join(f"{number} × {kind}" for kind, number in skipped_kinds(pairs).items())
-    return f"left out of the data: {counts} (see: counterfoil data inspect)" if counts else ""
+    if not counts:
+        return ""
+    return f"warning: left out of the data: {counts} (see: counterfoil data inspect)"
 
 
 LOST_WORKER = ("killed by signal", "exited unexpectedly", "unable to resize file", "shared memory")
