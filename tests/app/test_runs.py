@@ -56,6 +56,15 @@ def test_a_run_that_changed_is_shown_as_it_is_now(run, tmp_path) -> None:
     assert [one["model"] for one in runs.listed()] == ["unknown", "naaf"]
 
 
+def test_results_of_a_size_that_no_run_writes_are_not_sent(run, tmp_path) -> None:
+    runs = Runs(copies(run, tmp_path, 1))
+    file = tmp_path / "run-00" / "results.json"
+    file.write_text(json.dumps({"rsum": 12.5, "more": "x" * 1_000_000}))
+    assert runs.read("run-00")["results"]["rsum"] == 12.5
+    file.write_text(json.dumps({"rsum": 12.5, "more": "x" * 1_100_000}))
+    assert runs.read("run-00")["results"] == {}
+
+
 def test_no_run_is_parsed_on_the_thread_that_answers_everybody(
     content, run, tmp_path, monkeypatch
 ) -> None:

@@ -18,7 +18,8 @@ from counterfoil.training.logs import read_metrics
 from counterfoil.training.plots import plots_of, thin
 
 MAX_POINTS = 300
-RESULTS_BYTES = 16 * MIB
+RESULTS_BYTES = MIB
+"""A run's results are some kilobytes. Larger ones would delay all requests while they are sent."""
 T = TypeVar("T")
 
 
