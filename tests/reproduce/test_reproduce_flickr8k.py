@@ -17,9 +17,10 @@ from counterfoil.reproduce.plan import Settings, find_data_set, make_plan
 from counterfoil.reproduce.present import pages_to_fill
 from counterfoil.reproduce.results import table_rows
 from counterfoil.reproduce.spec import Table
-from counterfoil.reproduce.store import best_values, read_stored
+from counterfoil.reproduce.store import best_values, read_stored, runs_at_edges
 
 ROOT = Path(__file__).parents[2]
+RECIPE_FOLDER = ROOT / "src" / "counterfoil" / "recipes" / "flickr8k"
 UNPLANNED = {"corrector", "corrector-pretrain"}
 """Recipes of models that are used, not compared: no table has a run of them."""
 RECIPES = sorted({name.partition("/")[2] for name in matching_names("flickr8k/*")} - UNPLANNED)
@@ -46,6 +47,23 @@ def planned() -> dict[str, object]:
     return configs()
 
 
+def chosen_rates() -> dict[str, float]:
+    """By recipe, the rates that the wide sweeps chose inside their grids."""
+    files = [f"flickr8k.{name}@lite2-36.json" for name in ("rates", "rates-guided")]
+    stored = [read_stored(ROOT / "docs" / "results" / file) for file in files]
+    inside = best_values(*stored).keys() - runs_at_edges(*stored)
+    rates = {run: best_values(*stored)[run][0].partition("=")[2] for run in inside}
+    return {run.replace("+", "p"): float(rate) for run, rate in rates.items()}
+
+
+def rate_of(name: str, planned: dict[str, RunConfig]) -> float:
+    """The rate that dev chose for a recipe, or for the one that it extends; else the table's."""
+    text = (RECIPE_FOLDER / f"{name}.yaml").read_text(encoding="utf-8")
+    parent = re.search(r"^extends: flickr8k/(\S+)$", text, re.MULTILINE)[1]
+    own = planned[name].train.optimizer.lr
+    return chosen_rates().get(name, chosen_rates().get(parent, own))
+
+
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_recipe_has_the_settings_of_the_run_of_its_name(name, planned) -> None:
     config = load_config(f"flickr8k/{name}")
@@ -54,6 +72,8 @@ def test_a_recipe_has_the_settings_of_the_run_of_its_name(name, planned) -> None
     ours, theirs = config.model_dump(), planned[name].model_dump()
     assert ours["data"].pop("source") == "lite2-36"
     theirs["data"].pop("source")
+    assert ours["train"]["optimizer"].pop("lr") == pytest.approx(rate_of(name, planned))
+    theirs["train"]["optimizer"].pop("lr")
     for tree in (ours, theirs):  # where other runs lie is the harness's own affair
         tree["model"].pop("init_from", None)
         tree["objective"].get("ndgl", {}).pop("guide", None)
