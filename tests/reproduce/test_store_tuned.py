@@ -68,19 +68,39 @@ def test_a_row_is_not_tuned_by_a_value_that_was_chosen_for_a_run_it_extends(tmp_
 
 
 @pytest.mark.parametrize(
-    ("log", "scores", "expected"),
+    ("scores", "expected"),
     [
-        (True, {0.1: 5.0, 0.2: 7.0, 0.4: 6.0}, False),
-        (True, {0.1: 5.0, 0.2: 6.0, 0.4: 7.0}, True),
-        (True, {0.1: 5.0, 0.2: 4.0}, True),
-        (True, {0.1: 5.0}, True),
-        (False, {0.0: 5.0, 1.0: 4.0}, False),  # nothing is below no epochs at all
+        ({0.1: 5.0, 0.2: 7.0, 0.4: 6.0}, False),
+        ({0.1: 5.0, 0.2: 6.0, 0.4: 7.0}, True),
+        ({0.1: 5.0, 0.2: 4.0}, True),
+        ({0.1: 5.0}, True),
+        ({0.0: 5.0, 1.0: 4.0}, False),  # nothing is below no epochs at all
+        ({1.0: 5.0, 3.0: 4.0}, True),
     ],
 )
-def test_runs_whose_best_value_is_at_an_edge(log, scores, expected) -> None:
-    result = sweep_of("train.optimizer.lr", scores).model_copy(update={"log": log})
+def test_runs_whose_best_value_is_at_an_edge(scores, expected) -> None:
+    result = sweep_of("train.optimizer.lr", scores)
     assert runs_at_edges(result) == (frozenset(["all"]) if expected else frozenset())
     assert bool(at_an_edge(result)) == expected
+
+
+def test_of_two_sweeps_of_a_key_the_later_says_what_is_at_an_edge() -> None:
+    narrow = sweep_of("train.optimizer.lr", {0.1: 1.0, 0.2: 2.0})
+    wide = sweep_of("train.optimizer.lr", {0.1: 1.0, 0.2: 2.0, 0.4: 1.0})
+    decay = sweep_of("train.optimizer.weight_decay", {0.1: 1.0, 0.2: 2.0})
+    assert runs_at_edges(narrow) == {"all"}
+    assert not runs_at_edges(narrow, wide)
+    assert runs_at_edges(wide, decay) == {"all"}
+
+
+def test_a_row_that_inherits_one_of_its_values_is_not_tuned(tmp_path) -> None:
+    runs = {**TINY["runs"], "alike": {"like": "hard"}}
+    rows = [*TINY["rows"], {"label": ["alike"], "run": "alike"}]
+    artifact = build_artifact(tiny(runs=runs, rows=rows), "tiny.yaml")
+    rate, decay = "train.optimizer.lr=0.1", "train.optimizer.weight_decay=0.1"
+    tuned = {"hard": (rate, decay), "alike": (rate,)}
+    plan = make_plan(artifact, Settings(seeds=1, tuned=tuned), tmp_path)
+    assert [one.result.name for one in table_rows(plan) if one.result.tuned] == ["hard"]
 
 
 def test_a_table_with_claims_names_the_rows_that_are_not_tuned() -> None:
@@ -95,13 +115,14 @@ def test_a_table_with_claims_names_the_rows_that_are_not_tuned() -> None:
         assert "Not tuned" not in body(mixed.model_copy(update=changed))
 
 
-def test_a_tuned_row_is_not_compared_with_one_that_no_sweep_has_seen() -> None:
-    def strength(**worse: bool) -> tuple[str, ...]:
+def test_a_tuned_row_is_not_compared_with_one_that_has_no_value_of_a_sweep() -> None:
+    def strength(seeds: int = 3, **worse: bool) -> tuple[str, ...]:
         first = row("a", result(0, 5.0), result(1, 5.0), result(2, 6.0), swept=True, tuned=True)
-        second = row("b", result(0, 1.0), result(1, 1.0), result(2, 1.0), **worse)
+        second = row("b", *(result(seed, 1.0) for seed in range(seeds)), **worse)
         claims = [Claim(text="a > b", better="a", worse="b")]
         return claim_rows(table(first, second, claims=claims))[1]
 
     assert strength(swept=True, tuned=True) == ("a > b", "+4.3 ± 0.6", "", "held")
     assert strength(swept=True)[1:] == ("+4.3 ± 0.6", "", "higher, but not tuned")
     assert strength()[1:] == ("", "", "not tested: only one row is tuned")
+    assert strength(seeds=0)[1:] == ("", "", "not tested")

@@ -103,13 +103,15 @@ def _with(line: Line, values: Sequence[float | None], sweep: Sweep) -> Line:
     return line.model_copy(update={"values": sorted({*line.values, *more})})
 
 
-def ends_at_edge(rows: Sequence[RowResult], log: bool) -> bool:
-    """Whether the best value of a line is the last or only one, so that a better may lie beyond."""
-    tried = [row.value for row in rows if row.value is not None and row.each]
+def ends_at_edge(rows: Sequence[RowResult]) -> bool:
+    """Whether the best value of a line is the last or only one, so that a better may lie beyond.
+
+    No epochs, no decay: nothing lies below 0.
+    """
+    if sum(bool(row.each) for row in rows) == 1:
+        return True
     side = edge(rows)
-    if len(tried) < 2 or side is None:
-        return len(tried) == 1
-    return value_beyond(tried, side, log) is not None
+    return side == "above" or (side == "below" and best_value(rows) != 0)
 
 
 def at_an_edge(result: Reproduction) -> dict[str, float]:
@@ -121,5 +123,5 @@ def at_an_edge(result: Reproduction) -> dict[str, float]:
     return {
         label: value
         for label, value in best.items()
-        if value is not None and ends_at_edge(lines[label], result.log)
+        if value is not None and ends_at_edge(lines[label])
     }

@@ -73,7 +73,7 @@ def verdict(ours: Measure | None, tuned: bool = True) -> str:
 def _claim_row(
     claim: Claim, better: RowResult, worse: RowResult, published_on: str | None
 ) -> tuple[str, ...]:
-    fair = better.swept == worse.swept
+    fair = better.swept == worse.swept or not (better.each and worse.each)
     ours = difference(better, worse) if fair else None
     first, second = (_find_published(row, RSUM, published_on) for row in (better, worse))
     theirs = None if first is None or second is None else first - second

@@ -312,10 +312,9 @@ def _plain_row(plan: Plan, row: Row) -> TableRow:
     )
     runs = [plan.runs[name] for name in row.members]
     names = [run_reference(name).name for name in row.members]
-    values = plan.settings.tuned.keys()
-    swept = [not values.isdisjoint(plan.artifact.lineage(name)) for name in names]
-    tuned = bool(names) and values - plan.settings.at_edges >= set(names)
-    result = result.model_copy(update={"swept": bool(names) and all(swept), "tuned": tuned})
+    swept = bool(names) and all(_tuned_keys(plan, plan.artifact.lineage(one)) for one in names)
+    tuned = swept and all(_is_tuned(plan, one) for one in names)
+    result = result.model_copy(update={"swept": swept, "tuned": tuned})
     filled = _with_runs(result, row.members, runs, row.standardize)
     if row.foils is None and not row.blind:
         return filled
@@ -323,6 +322,18 @@ def _plain_row(plan: Plan, row: Row) -> TableRow:
     recipe = _digest(f"{filled.result.recipe} {row.foils} {row.blind}")
     result = filled.result.model_copy(update={"recipe": recipe})
     return replace(filled, result=result, foils=row.foils, blind=row.blind)
+
+
+def _is_tuned(plan: Plan, name: str) -> bool:
+    """Whether every value that sweeps gave a run was chosen for itself, and none at an edge."""
+    inherited = _tuned_keys(plan, plan.artifact.lineage(name))
+    return inherited == _tuned_keys(plan, [name]) and name not in plan.settings.at_edges
+
+
+def _tuned_keys(plan: Plan, names: Sequence[str]) -> set[str]:
+    """The keys of which sweeps chose values for some of the named runs."""
+    overrides = [one for name in names for one in plan.settings.tuned.get(name, ())]
+    return {override.partition("=")[0] for override in overrides}
 
 
 def _point_row(plan: Plan, point: Point) -> TableRow:

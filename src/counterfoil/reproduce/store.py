@@ -229,13 +229,13 @@ def best_values(*results: Reproduction) -> dict[str, tuple[str, ...]]:
 
 
 def runs_at_edges(*results: Reproduction) -> frozenset[str]:
-    """The runs whose best value is at an edge of what one of the sweeps tried."""
-    return frozenset(
-        run
-        for result in results
-        for run, rows in _by_run(result).items()
-        if ends_at_edge(rows, result.log)
-    )
+    """The runs that `best_values` gives a value at an edge of what its sweep tried."""
+    edges: dict[tuple[str, str | None], bool] = {}
+    for result in results:
+        for run, rows in _by_run(result).items():
+            if best_value(rows) is not None:
+                edges[run, result.key] = ends_at_edge(rows)  # a later sweep of the key counts
+    return frozenset(run for (run, _), at_edge in edges.items() if at_edge)
 
 
 def _by_run(result: Reproduction) -> dict[str, list[RowResult]]:

@@ -175,11 +175,12 @@ def test_a_fatal_line_is_named_by_its_number(tmp_path, line, kind):
     ("encoding", "named"),
     [
         ("utf-16", "UTF-16, not UTF-8"),
-        ("utf-16-be", "UTF-16 by its zero bytes, not UTF-8"),
+        ("utf-16-be", "looks like UTF-16, not UTF-8"),
+        ("utf-16-le", "looks like UTF-16, not UTF-8"),
         ("utf-32", "UTF-32, not UTF-8"),
     ],
 )
-def test_a_file_of_wide_letters_is_named_once_not_line_by_line(tmp_path, encoding, named):
+def test_a_table_in_utf_16_or_utf_32_is_named_once_not_line_by_line(tmp_path, encoding, named):
     write_images(tmp_path, ["b.png"])
     rows = ["image,caption", *(f"b.png,un éléphant {n}" for n in range(9))]
     (tmp_path / "captions.csv").write_bytes("\n".join(rows).encode(encoding))

@@ -42,16 +42,16 @@ def read_raw_lines(path: Path, log: ProblemLog) -> Iterator[tuple[int, str]]:
 
 
 def _wide_encoding(start: bytes) -> str | None:
-    """The encoding of a file whose letters have more bytes than one, by its first line.
+    """What a file is encoded in if its first line is UTF-16 or UTF-32.
 
-    Every line of it would be wrong in UTF-8, so it is better to say it once.
+    In UTF-8 every line of it would be wrong, so it is better to say it once.
     """
     if start.startswith((codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE)):
         return "UTF-32"
     if start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         return "UTF-16"
-    share = start[:64].count(0) / max(len(start[:64]), 1)
-    return "UTF-16 by its zero bytes" if 0.25 < share < 0.8 else None
+    zeros = sorted(start[side:64:2].count(0) for side in (0, 1))  # of Latin letters, every other
+    return "looks like UTF-16" if zeros[0] == 0 and zeros[1] > 8 else None
 
 
 def read_lines(path: Path, log: ProblemLog) -> Iterator[tuple[int, str]]:
