@@ -74,10 +74,11 @@ format: $(VENV)/.dev     ## ruff, mend
 typecheck: $(VENV)/.dev  ## mypy over src/
 	$(BIN)/mypy
 
-# Those that need a run or a folder of data are called by hand.
-ASKING := %/audit_scenes.py %/epoch.py %/evaluate_coco.py %/false_alarms.py
+# Those that need a run, a folder of data, a file for their results or a GPU are called by hand.
+NEEDS_ARGUMENTS := %/audit_scenes.py %/epoch.py %/evaluate_coco.py %/false_alarms.py %/faults.py \
+  %/maxsim_blocks.py %/search_scale.py
 bench: $(VENV)/.dev      ## the programs of benchmarks/, with their default sizes
-	for program in $(filter-out $(ASKING),$(wildcard benchmarks/[a-z]*.py)); do \
+	for program in $(filter-out $(NEEDS_ARGUMENTS),$(wildcard benchmarks/[a-z]*.py)); do \
 	  echo "== $$program"; $(BIN)/python $$program || exit 1; done
 
 # The supply chain: see SECURITY.md. Hashes cannot be checked for an editable install, so the

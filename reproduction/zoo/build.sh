@@ -6,6 +6,7 @@
 #   build.sh features            fragments of Flickr8k's photos (SHARDS: its folder of .tar files)
 #   build.sh photos-naaf         NAAF on these fragments; minutes on a GPU
 #   build.sh photos-vse          VSE∞ on these fragments; minutes on a GPU
+#   build.sh yardsticks          all four: choose the method of word effects on dev again; minutes on two cores
 #
 # SHARDS=. WORK=zoo: runs, features and cache lie in WORK. A finished run is packed without training it again.
 set -euo pipefail
@@ -82,8 +83,13 @@ case "${1:-}" in
     pack photos-vse "Finds photos for a sentence, and sentences for a photo (VSE∞ trained with NDGL)." \
       "${PHOTOS[@]}"
     ;;
+  yardsticks)
+    for name in photos-naaf photos-vse; do python "$here/yardstick.py" $name lite2-36; done
+    python "$here/yardstick.py" scenes-naaf scenes --option "images=[0,1000,0]"
+    python "$here/yardstick.py" scenes-corrector scenes --option "images=[0,500,0]"
+    ;;
   *)
-    sed -n '2,11s/^# \{0,1\}//p' "$here/build.sh"
+    sed -n '2,12s/^# \{0,1\}//p' "$here/build.sh"
     exit 2
     ;;
 esac

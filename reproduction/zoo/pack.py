@@ -58,16 +58,9 @@ def pack(options: argparse.Namespace) -> None:
     described["results"] = results
     target = FOLDER / options.name
     save_pretrained(model, target, half=True, card=card(options.name, described))
-    described["files"] = {
-        path.relative_to(target).as_posix(): {
-            "sha256": digest_of(path),
-            "size": path.stat().st_size,
-        }
-        for path in sorted(target.rglob("*"))
-        if path.is_file()
-    }
+    described["files"] = describe_files(target)
     entry = ZooEntry.model_validate(described)
-    _register(options.name, entry)
+    register(options.name, entry)
     from_pretrained(target)
     print(f"{target}: {size_text(entry.size)}, {len(entry.files)} files")
     for result in entry.results:
@@ -118,7 +111,20 @@ def _measure(result: list[str], folder: Path) -> dict[str, Any]:
     return {"name": name, "value": round(float(value), 3), "command": command}
 
 
-def _register(name: str, entry: ZooEntry) -> None:
+def describe_files(folder: Path) -> dict[str, dict[str, Any]]:
+    """Digest and size of each file of a packed model."""
+    files = (path for path in sorted(folder.rglob("*")) if path.is_file())
+    return {
+        path.relative_to(folder).as_posix(): {
+            "sha256": digest_of(path),
+            "size": path.stat().st_size,
+        }
+        for path in files
+    }
+
+
+def register(name: str, entry: ZooEntry) -> None:
+    """Write the entry of one model into the registry."""
     known = dict(entries()) if REGISTRY.is_file() else {}
     known[name] = entry
     size = sum(one.size for one in known.values() if one.url is None)

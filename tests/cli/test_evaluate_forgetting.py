@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import shutil
+from contextlib import closing
 
 import pytest
 
@@ -17,7 +18,7 @@ from counterfoil.training.run import execute, forgetting_section
 from counterfoil.training.run_folder import load_model
 from tests.cli.test_cli import invoke
 from tests.core.hub_server import hub_server
-from tests.core.test_hub import COMMANDS, files_of, python
+from tests.core.test_hub import COMMANDS, Programs, files_of
 from tests.training.test_run_warm_start import Heard
 
 
@@ -96,8 +97,24 @@ def test_what_cannot_be_compared_is_refused(folders) -> None:
         invoke(
             "evaluate", root / "start", root / "tuned", "--forgetting", "--cache", root / "cache"
         )
-    with pytest.raises(ConfigError, match="belong to --forgetting"):
+    with pytest.raises(ConfigError, match="--start belongs to --forgetting"):
         invoke("evaluate", root / "tuned", "--start", root / "start")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("--forgetting --words", "with --forgetting, leave out --words"),
+        ("--forgetting --folds 5 --separately", "leave out --folds, --separately"),
+        ("--forgetting --identical-captions positives", "leave out --identical-captions"),
+        ("--max-captions 5", "--max-captions belongs to --words"),
+        ("--shortlist-size 9", "--shortlist-size belongs to --retriever"),
+    ],
+)
+def test_options_that_would_have_no_effect_are_refused(folders, options, message) -> None:
+    root, _ = folders
+    with pytest.raises(ConfigError, match=message):
+        invoke("evaluate", root / "tuned", *options.split())
 
 
 def test_a_start_that_is_gone_does_not_fail_the_run(folders, tmp_path) -> None:
@@ -124,9 +141,9 @@ def test_a_start_on_the_hub_is_downloaded_into_the_cache_that_is_given(folders, 
     save_pretrained(load_model(root / "start", "cpu"), tmp_path / "saved")
     options = ["--forgetting", "--bootstrap", "0", "--json", "--cache", str(tmp_path / "given")]
     command = shlex.join(["evaluate", str(tmp_path / "tuned"), *options])
-    with hub_server() as hub:
+    with hub_server() as hub, closing(Programs(tmp_path)) as programs:
         hub.commit("me/start", files_of(tmp_path / "saved"))
-        tree = json.loads(python(hub, tmp_path, COMMANDS, command))
+        tree = json.loads(programs.run(hub, tmp_path, COMMANDS, command))
     assert (tree["start"], tree["run"]) == ("start", "tuned")
     assert list((tmp_path / "given" / "pretrained" / "hub" / "me--start").rglob("config.json"))
     report = json.loads((root / "tuned" / "forgetting.json").read_text())

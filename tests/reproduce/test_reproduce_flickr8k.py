@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from counterfoil.core.config import RunConfig, load_config
+from counterfoil.core.errors import ConfigError
 from counterfoil.core.recipes import matching_names
 from counterfoil.models import resolve
 from counterfoil.objectives import create_objective, objectives
@@ -18,6 +19,7 @@ from counterfoil.reproduce.present import pages_to_fill
 from counterfoil.reproduce.results import table_rows
 from counterfoil.reproduce.spec import Table
 from counterfoil.reproduce.store import best_values, read_stored, runs_at_edges
+from tests.cli.test_cli import invoke
 
 ROOT = Path(__file__).parents[2]
 RECIPE_FOLDER = ROOT / "src" / "counterfoil" / "recipes" / "flickr8k"
@@ -128,6 +130,15 @@ def test_what_is_tuned_after_the_rate_has_a_rate() -> None:
     for later in sweeps("warmup", "decay"):
         assert {line.run for line in later.lines} <= of_rates
         assert later.key != rates.key
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_a_table_about_photos_is_not_made_from_scenes_without_a_word(name, tmp_path) -> None:
+    with pytest.raises(ConfigError, match=f"{name} is about real photos.*--data"):
+        invoke("reproduce", name, "--out", tmp_path)
+    assert "finished, in" in invoke(
+        "reproduce", name, "--out", tmp_path, "--scale", "smoke", "--seeds", 1, "--dry-run"
+    )
 
 
 def test_published_numbers_are_told_to_be_of_other_data() -> None:

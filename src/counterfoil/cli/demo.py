@@ -129,8 +129,7 @@ def _refuse_scene_options(context: typer.Context) -> None:
     from counterfoil.core.errors import ConfigError
 
     for name in ("scenes", "train_scenes", "epochs"):
-        source = context.get_parameter_source(name)
-        if source is not None and source.name != "DEFAULT":
+        if opt.given(context, name):
             option = f"--{name.replace('_', '-')}"
             raise ConfigError(
                 f"{option}: only for generated scenes; leave out either {option} or PHOTOS"

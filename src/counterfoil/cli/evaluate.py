@@ -26,7 +26,20 @@ if TYPE_CHECKING:
     from counterfoil.scoring.encode import SplitScores
 
 
+NEEDS = {"foils_per_caption": "words", "max_captions": "words", "shortlist_size": "retriever"}
+NEEDS |= {"start": "forgetting", "classes": "forgetting"}
+EXCLUDES = {
+    "forgetting": "words folds separately retriever standardize cxc eccv identical_captions",
+    "standardize": "separately words retriever",
+    "retriever": "separately cxc eccv",
+    "separately": "cxc eccv",
+    "cxc": "eccv",
+}
+"""Options without effect unless another is given, and options that have none beside another."""
+
+
 def evaluate(
+    context: typer.Context,
     runs: Annotated[
         list[Path],
         typer.Argument(
@@ -159,23 +172,9 @@ def evaluate(
       counterfoil evaluate runs/scenes-tags --retriever runs/scenes-vse-infty \\
         --shortlist-size 50
     """
-    if standardize and (separately or words or retriever is not None or len(runs) < 2):
-        raise ConfigError(
-            "--standardize applies to the averaged scores of an ensemble: name two or more runs, "
-            "and leave out --separately, --words and --retriever"
-        )
-    if (start is not None or classes is not None) and not forgetting:
-        raise ConfigError("--start and --classes belong to --forgetting: add it")
-    extended = cxc is not None or eccv
-    if cxc is not None and eccv:
-        raise ConfigError("--cxc and --eccv are two lists of positives: give one of them")
-    if retriever is not None and (separately or extended):
-        raise ConfigError(
-            "--retriever evaluates one model or ensemble on the data's own pairs: leave out "
-            "--separately, --cxc and --eccv"
-        )
-    if separately and extended:
-        raise ConfigError("--cxc and --eccv evaluate one model or ensemble: drop --separately")
+    opt.check_together(context, NEEDS, EXCLUDES)
+    if standardize and len(runs) < 2:
+        raise ConfigError("--standardize is for ensembles: name two or more runs")
     check_inputs([*runs, retriever, start], data, format)
     from counterfoil.data.splits import leakage_warning
     from counterfoil.training.run_data import skipped_notice
@@ -183,18 +182,18 @@ def evaluate(
 
     source = DataChoice(data, format, option, cache, quiet=as_json or markdown)
     settings = _Settings(
-        split,
-        folds,
-        bootstrap,
-        words,
-        foils_per_caption,
-        max_captions,
-        device,
-        standardize,
-        identical_captions or "both",
-        cxc,
-        eccv,
-        source.progress,
+        split=split,
+        folds=folds,
+        bootstrap=bootstrap,
+        words=words,
+        foils_per_caption=foils_per_caption,
+        max_captions=max_captions,
+        device=device,
+        standardize=standardize,
+        identical=identical_captions or "both",
+        cxc=cxc,
+        eccv=eccv,
+        bars=source.progress,
     )
 
     def read(run: Path) -> Split:
@@ -210,11 +209,11 @@ def evaluate(
             runs, start, read, classes, bootstrap, device, cache, out, markdown, as_json
         )
     elif separately:
-        show_comparison(_compare(runs, read, settings), out, markdown, as_json)
+        show_comparison(_evaluate_separately(runs, read, settings), out, markdown, as_json)
     else:
         own = read(runs[0])
         first = _first_stage(retriever, shortlist_size, read, own, settings) if retriever else None
-        show(_together(runs, own, settings, first), out, markdown, as_json)
+        show(_evaluate_ensemble(runs, own, settings, first), out, markdown, as_json)
 
 
 @dataclass(frozen=True)
@@ -276,7 +275,7 @@ def _check_same(run: Path, split: Split, first: Split, name: str) -> None:
         )
 
 
-def _judge(
+def _evaluate(
     models: list[Model],
     split: Split,
     made: Foils | None,
@@ -343,11 +342,8 @@ def _by_all_pairs(models: list[Model], split: Split, settings: _Settings) -> Eva
     return Evaluation(report, None, scores[0].skipped)
 
 
-def _together(
-    runs: list[Path],
-    split: Split,
-    settings: _Settings,
-    first: _FirstStage | None = None,
+def _evaluate_ensemble(
+    runs: list[Path], split: Split, settings: _Settings, first: _FirstStage | None = None
 ) -> Evaluation:
     """One model, or several as an ensemble."""
     from counterfoil.training.run_folder import load_model
@@ -357,10 +353,12 @@ def _together(
     if len({(model.fragments_from, str(model.fragments_options)) for model in models}) > 1:
         raise ConfigError("these runs read different features: evaluate them with --separately")
     say_fallback(settings.bars, models)
-    return _judge(models, split, made, settings, first)
+    return _evaluate(models, split, made, settings, first)
 
 
-def _compare(runs: list[Path], read: Callable[[Path], Split], settings: _Settings) -> Comparison:
+def _evaluate_separately(
+    runs: list[Path], read: Callable[[Path], Split], settings: _Settings
+) -> Comparison:
     """Each run separately, with features of its own kind, on the pairs of the first."""
     from counterfoil.evaluation.report import Comparison, RunResult
     from counterfoil.training.run_folder import load_model
@@ -374,7 +372,7 @@ def _compare(runs: list[Path], read: Callable[[Path], Split], settings: _Setting
         _check_same(run, split, first, settings.split)
         model = load_model(run, settings.device)
         reported = reported or say_fallback(settings.bars, [model])
-        result = _judge([model], split, made, settings)
+        result = _evaluate([model], split, made, settings)
         name, kind = run.resolve().name, model.spec.name
         results.append(
             RunResult(run=name, model=kind, retrieval=result.retrieval, words=result.words)

@@ -108,7 +108,7 @@ class DataChoice:
         if Path(image).is_file():
             return (*_from_file(model, run, Path(image)), [])
         _refuse_missing_file(image, run, self.data)
-        return _from_data(self.read(run), image, split)
+        return _from_data(self.read(run, None if split is None else [split]), image, split)
 
 
 def _from_file(model: Model, run: Path, path: Path) -> tuple[Fragments, Image.Image | None]:

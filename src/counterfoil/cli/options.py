@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from counterfoil.core.errors import ConfigError
 from counterfoil.core.storage.atomic import CACHE_VARIABLE, DEFAULT_CACHE
 
 
@@ -35,6 +36,24 @@ SHARE = between(0.0, 1.0)
 FROM_0 = between(0.0, sys.float_info.max)
 ABOVE_0 = between(0.0, sys.float_info.max, above=True)
 ABOVE_0_TO_1 = between(0.0, 1.0, above=True)
+
+
+def given(context: typer.Context, name: str) -> bool:
+    """Whether the command line, or an environment variable, sets this parameter."""
+    source = context.get_parameter_source(name)
+    return source is not None and source.name != "DEFAULT"
+
+
+def check_together(context: typer.Context, needs: dict[str, str], excludes: dict[str, str]) -> None:
+    """Refuse an option without the one that it ``needs``, or beside one that it ``excludes``."""
+    names = {parameter.name: parameter.opts[0] for parameter in context.command.params}
+    for name, needed in needs.items():
+        if given(context, name) and not given(context, needed):
+            raise ConfigError(f"{names[name]} belongs to {names[needed]}: add it")
+    for name, others in excludes.items():
+        found = [names[other] for other in others.split() if given(context, other)]
+        if given(context, name) and found:
+            raise ConfigError(f"with {names[name]}, leave out {', '.join(found)}")
 
 
 def find_models(context: typer.Context, value: Any) -> Any:

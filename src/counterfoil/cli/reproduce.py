@@ -189,6 +189,11 @@ def _plan(name: str, request: _Request, rows: list[str], out: Path) -> tuple[Pla
     from counterfoil.reproduce.store import best_values, runs_at_edges
 
     artifact = load_artifact(name)
+    if artifact.needs_data and request.data == "scenes" and request.scale == "full":
+        raise ConfigError(
+            f"{artifact.name} is about real photos: name a folder of their features with --data "
+            "(counterfoil features makes one). To try it on drawn scenes: --scale smoke"
+        )
     chosen = find_data_set(artifact, request.data, request.published)
     sweeps = [_read_sweep(file) for file in request.tuned]
     settings = Settings(

@@ -64,7 +64,7 @@ class MissingExtraError(CounterfoilError):
     def __init__(self, package: str, extra: str, purpose: str) -> None:
         super().__init__(
             f"{purpose} needs the package '{package}', which is not installed: "
-            f'pip install "counterfoil[{extra}]"'
+            f'pip install "counterfoil[{extra}]" (in a clone: ".[{extra}]")'
         )
 
 

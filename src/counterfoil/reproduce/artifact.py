@@ -68,6 +68,9 @@ class Artifact(Section):
     paper: str
     note: str | None = None
     data_sets: dict[str, DataSet] = Field(default_factory=dict)
+    needs_data: bool = Field(
+        False, description="its numbers are of real photos; the scenes serve to try it (smoke)"
+    )
     base: Layers = Layers()
     runs: dict[str, RunSpec]
 
