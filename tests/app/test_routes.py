@@ -173,6 +173,18 @@ def test_errors_are_problems_with_a_reason(client, image) -> None:
             assert answer.json["detail"]
 
 
+def test_a_reason_names_what_is_wrong(client, image) -> None:
+    def detail(path: str, body: object) -> str:
+        return client.post(path, body).json["detail"]
+
+    assert detail("/api/search", {}) == "body: give either text or image"
+    images = {"images": [image, "no such"], "texts": ["a dog"]}
+    assert detail("/api/score", images) == "no such image: 'no such'"
+    headers = {"Content-Type": "application/json"}
+    broken = client.ask("POST", "/api/search", b'{"text": ', headers)
+    assert broken.json["detail"] == "body: not JSON (at character 9)"
+
+
 def test_health_and_numbers_for_prometheus(client) -> None:
     assert client.get("/healthz").json["status"] == "ok"
     text = client.get("/metrics").body.decode()

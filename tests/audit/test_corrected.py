@@ -165,6 +165,24 @@ def test_layouts_without_a_text_of_captions_become_a_table(
         export_corrected(report, tmp_path / "out.parquet")
 
 
+@pytest.mark.parametrize("suffix", [".csv", ".jsonl"])
+def test_a_table_of_a_parquet_file_names_the_image_files(data, tmp_path, suffix) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    pyarrow = pytest.importorskip("pyarrow")
+    (data / "captions.csv").unlink()
+    (data / "more").mkdir()
+    (data / "b.png").rename(data / "more" / "b.png")
+    names, texts = ["a.png", "a.png", "more/b.png"], ["a dog", "two dogs", "a cat"]
+    parquet.write_table(pyarrow.table({"image": names, "caption": texts}), data / "photos.parquet")
+    changes = [("a", 0, "a dog", "fix", "a red dog")]
+    report = audited(tmp_path / "report", data / "photos.parquet", changes)
+    exported = export_corrected(report, tmp_path / f"out{suffix}")
+    assert any("images=FOLDER" in note for note in exported.notes)
+    train = load_pairs(tmp_path / f"out{suffix}", options={"images": str(data)}).train
+    assert list(train.texts) == ["a red dog", "two dogs", "a cat"]
+    assert [image.path for image in train.pixels] == [data / "a.png", data / "more" / "b.png"]
+
+
 def test_scenes_become_a_table_of_all_splits(tmp_path) -> None:
     options = {"images": [6, 2, 2]}
     pairs = load_pairs("scenes", options=options, cache_dir=tmp_path / "cache")

@@ -56,6 +56,20 @@ def index(run, cache, tmp_path_factory):
     return folder
 
 
+def test_a_folder_that_is_taken_is_refused_before_the_data_are_read(
+    run, index, tmp_path, monkeypatch
+) -> None:
+    def read(*_: object) -> None:
+        raise AssertionError("the data were read")
+
+    monkeypatch.setattr("counterfoil.cli.inputs.DataChoice.read", read)
+    (tmp_path / "photo.jpg").touch()
+    with pytest.raises(ConfigError, match="an index is there already"):
+        invoke("index", run, "--out", index)
+    with pytest.raises(ConfigError, match="not empty and not an index"):
+        invoke("index", run, "--out", tmp_path, "--overwrite")
+
+
 def test_a_sentence_finds_images_with_both_stages_beside(index) -> None:
     found = json.loads(invoke("search", index, "a red car next to a tree", "-k", 3, "--json"))
     assert found["model"] == "naaf"

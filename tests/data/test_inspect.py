@@ -215,6 +215,15 @@ def test_captions_that_another_image_has_too_are_counted_in_each_split() -> None
     assert "3 of 6 captions of 'test' stand word for word at another image" in str(notes[0])
 
 
+def test_empty_captions_are_not_captions_that_images_share() -> None:
+    train = Split("train", ["a", "b"], [["a dog", ""], ["a cat", "  "]])
+    test = Split("test", ["c"], [["a cow", ""]])
+    result = inspect(Pairs("small", {"train": train, "test": test}), deep=False)
+    assert result.splits["train"].duplicate_captions.exact == 0
+    assert [shared.captions for shared in result.leakage] == [0]
+    assert not kinds(result.problems) & {"identical-captions", "shared-captions"}
+
+
 def write_captions(folder, names, split="train"):
     rows = [f"{name},a picture of {name},{split}" for name in names]
     return write_lines(folder / "captions.csv", ["image,caption,split", *rows])

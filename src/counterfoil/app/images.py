@@ -162,7 +162,7 @@ class Library:
         """Raise a `Problem` if no image has this name."""
         if not any(name in names for names in (self._uploads, self._keys, self._audited)):
             gone = " (only the latest uploads are kept; send it again)"
-            raise Problem(404, f"no such image{gone if name.startswith(UPLOAD) else ''}")
+            raise Problem(404, f"no such image: '{name}'{gone if name.startswith(UPLOAD) else ''}")
 
     def find_encoded(self, name: str, model: Model) -> Encoded | None:
         """A model's encoding of an image; None if it must be computed from the pixels."""

@@ -72,6 +72,15 @@ def problem_response(
     return Response(text, status, dict(headers or {}), MEDIA_TYPE)
 
 
+def _explain(error: Mapping[str, Any]) -> dict[str, str]:
+    """Where an error of pydantic is, and what; without pydantic's own words."""
+    if error["type"] == "json_invalid":
+        _, position = error["loc"]
+        return {"where": "body", "what": f"not JSON (at character {position})"}
+    what = str(error["msg"]).removeprefix("Value error, ")
+    return {"where": ".".join(map(str, error["loc"])), "what": what}
+
+
 def install(app: FastAPI) -> None:
     """Convert every exception of a route to a problem response."""
     from fastapi.exceptions import RequestValidationError
@@ -83,10 +92,7 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def _invalid(_: Request, error: RequestValidationError) -> Response:
-        errors = [
-            {"where": ".".join(str(part) for part in each["loc"]), "what": str(each["msg"])}
-            for each in error.errors()[:10]
-        ]
+        errors = [_explain(each) for each in error.errors()[:10]]
         first = f"{errors[0]['where']}: {errors[0]['what']}" if errors else "invalid request"
         return problem_response(422, first, errors)
 

@@ -24,6 +24,7 @@ from counterfoil.data.formats.base import RESERVED, Draft, Item
 from counterfoil.data.formats.rewrite import Rewritten, can_rewrite, caption_files, locate, rewrite
 from counterfoil.data.formats.text_edits import CaptionChange, Edit, TextCopy
 from counterfoil.data.formats.text_files import READERS, csv_row, json_bytes, merge_extras
+from counterfoil.data.images import FileImage
 from counterfoil.data.load import is_named, make_named, open_source, path_options, read_path
 from counterfoil.data.pairs import Pairs, ProblemLog
 from counterfoil.evaluation.report import Report
@@ -35,6 +36,7 @@ FOLDER_DIFF = "changes.diff"
 TABLE = "table"
 TABLES = (".csv", ".jsonl")
 DEFAULT_TABLE = "captions.jsonl"
+IMAGES_STAY = "the images stay where they are: read the copy with --option images=FOLDER"
 
 
 @dataclass(frozen=True)
@@ -176,11 +178,11 @@ def _rewritten(
     """Edited copies of the data's files, the layout in words, and notes."""
     if source is None:
         why = "the report does not name data that can be read again"
-        return _as_table(_report_items(folder), out, changes), TABLE, [_table_note(out, why)]
+        return _as_table(_report_items(folder), why, out, changes)
     if is_named(source.path, source.format):
         pairs = make_named(source.path, source.options, cache, progress)
         why = f"'{source.path}' is a generated data set"
-        return _as_table(_pairs_items(pairs), out, changes), TABLE, [_table_note(out, why)]
+        return _as_table(_pairs_items(pairs), why, out, changes)
     log = ProblemLog()
     path = Path(source.path)
     reader = open_source(path, source.format, source.options, log)
@@ -189,13 +191,15 @@ def _rewritten(
     if not can_rewrite(reader, draft):
         why = f"{path.name} has its captions in no text file of a known layout"
         pairs = read_path(path, source.format, source.options, ProblemLog(), drop=True)
-        return _as_table(_pairs_items(pairs), out, changes), TABLE, [_table_note(out, why)]
+        folder = Path(source.options.get("images") or (path if path.is_dir() else path.parent))
+        return _as_table(_pairs_items(pairs, folder), why, out, changes)
     return rewrite(reader, draft, changes), _layout(draft), _place_notes(draft, out)
 
 
-def _table_note(out: Path, why: str) -> str:
-    kind = "CSV" if out.suffix.lower() == ".csv" else "JSON lines"
-    return f"{why}, so the copy is one table of all splits ({kind}); images and features stay there"
+def _table_notes(path: Path, why: str, has_images: bool) -> list[str]:
+    kind = "CSV" if path.suffix.lower() == ".csv" else "JSON lines"
+    note = f"{why}, so the copy is one table of all splits ({kind}); images and features stay there"
+    return [note, IMAGES_STAY] if has_images else [note]
 
 
 def _layout(draft: Draft) -> str:
@@ -212,7 +216,7 @@ def _place_notes(draft: Draft, out: Path) -> list[str]:
     if any(parent.resolve() == file.parent.resolve() for file in files):
         notes.append(f"{parent} has the original, too: name the copy itself to read it")
     elif any(item.image is not None for item in draft.items):
-        notes.append("the images stay where they are: read the copy with --option images=FOLDER")
+        notes.append(IMAGES_STAY)
     return notes
 
 
@@ -288,12 +292,18 @@ def _refuse_other_format(target: Path, original: Path) -> None:
 # One table of all splits, for data that have no text files.
 
 
-def _pairs_items(pairs: Pairs) -> Iterator[Item]:
+def _pairs_items(pairs: Pairs, folder: Path | None = None) -> Iterator[Item]:
+    """The images of the data; names of image files are relative to ``folder`` if they are in it."""
     for split in pairs:
         for index, image in enumerate(split.ids):
-            extras = split.extras[index] if split.extras is not None else {}
+            extras = dict(split.extras[index]) if split.extras is not None else {}
+            pixels = split.pixels[index] if split.pixels is not None else None
+            if folder is not None and isinstance(pixels, FileImage):
+                inside = pixels.path.is_relative_to(folder)
+                path = pixels.path.relative_to(folder) if inside else pixels.path.absolute()
+                extras["image"] = path.as_posix()
             captions = list(split.captions[index])
-            yield Item(image, split.name, captions, Path(pairs.name), extras=dict(extras))
+            yield Item(image, split.name, captions, Path(pairs.name), extras=extras)
 
 
 def _report_items(folder: Path) -> Iterator[Item]:
@@ -311,8 +321,10 @@ def _report_items(folder: Path) -> Iterator[Item]:
         yield Item(image, split, texts, path, extras={"image": pixels["file"]} if has_file else {})
 
 
-def _as_table(items: Iterable[Item], out: Path, changes: Sequence[CaptionChange]) -> Rewritten:
-    """All images as one text, and the edits that the changes make in it."""
+def _as_table(
+    items: Iterable[Item], why: str, out: Path, changes: Sequence[CaptionChange]
+) -> tuple[Rewritten, str, list[str]]:
+    """All images as one text, the edits that the changes make in it, and notes."""
     path = out / DEFAULT_TABLE if out.is_dir() else out
     if path.suffix.lower() not in TABLES:
         raise ConfigError(f"{out}: these data are written as one table; name a .csv or .jsonl file")
@@ -321,33 +333,36 @@ def _as_table(items: Iterable[Item], out: Path, changes: Sequence[CaptionChange]
     new: dict[int, dict[int, str | None]] = {}
     for item, number, change in matched:
         new.setdefault(id(item), {})[number] = change.new
+    has_images = any("image" in item.extras for item in listed)
     form = _csv_rows if path.suffix.lower() == ".csv" else _json_rows
-    parts = [csv_row(["id", "split", "caption"])] if form is _csv_rows else []
+    header = ["id", "split", "caption", *(["image"] if has_images else [])]
+    parts = [csv_row(header)] if form is _csv_rows else []
     copy = TextCopy(path, "", changes=[change for _, _, change in matched])
     offset = sum(map(len, parts))
     for item in listed:
         wanted = new.get(id(item), {})
         texts = [wanted.get(number, text) for number, text in enumerate(item.captions)]
-        for record, edited in form(item, item.captions, texts):
+        for record, edited in form(item, item.captions, texts, has_images):
             if edited != record:
                 copy.edits.append(Edit(offset, offset + len(record), edited))
             parts.append(record)
             offset += len(record)
     copy.text = "".join(parts)
-    return Rewritten([copy], missing, emptied)
+    return Rewritten([copy], missing, emptied), TABLE, _table_notes(path, why, has_images)
 
 
 def _csv_rows(
-    item: Item, captions: Sequence[str], new: Sequence[str | None]
+    item: Item, captions: Sequence[str], new: Sequence[str | None], has_images: bool
 ) -> Iterator[tuple[str, str]]:
     """A row per caption, before and after the changes."""
+    image = [item.extras.get("image", "")] if has_images else []
     for text, other in zip(captions, new, strict=True):
-        after = "" if other is None else csv_row([item.id, item.split, other])
-        yield csv_row([item.id, item.split, text]), after
+        after = "" if other is None else csv_row([item.id, item.split, other, *image])
+        yield csv_row([item.id, item.split, text, *image]), after
 
 
 def _json_rows(
-    item: Item, captions: Sequence[str], new: Sequence[str | None]
+    item: Item, captions: Sequence[str], new: Sequence[str | None], _has_images: bool
 ) -> Iterator[tuple[str, str]]:
     """A row per image, before and after the changes."""
     extras = dict(item.extras)

@@ -162,10 +162,13 @@ def build(
     from counterfoil.core.distributed import read_in_turn
     from counterfoil.core.parts import AUTO, Part
     from counterfoil.search import SearchIndex
+    from counterfoil.search.build import check_folder
     from counterfoil.search.parts import MergedParts, PartSettings, encode_part
     from counterfoil.training.run_folder import load_model
 
     options = parse_options(backend_option, "--backend-option")
+    if part is None:
+        check_folder(target, overwrite)  # before features are extracted
     with opt.part_processes(part) as first:
         quiet = as_json or not first
         bars = progress(quiet)

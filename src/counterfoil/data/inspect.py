@@ -6,7 +6,7 @@ import re
 from collections import deque
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -113,16 +113,18 @@ def inspect(
         pairs = read_url(str(source), format, options, cache_dir, progress, log, drop=False)
     else:
         pairs = read_path(Path(source), format, options or {}, log, drop=False)
-    splits, looks, usable = {}, {}, {}
+    splits, looks, usable, compared = {}, {}, {}, {}
     for split in pairs:
         checked = check_split(split, log, progress or Silent()) if deep else None
-        splits[split.name] = _summarize(split, checked)
-        _note_duplicates(split, splits[split.name].duplicate_captions, pairs.name, log)
+        good = compared[split.name] = _with_usable_captions(split)
+        duplicates = count_duplicates(good.texts, good.image_of)
+        splits[split.name] = _summarize(split, checked, duplicates)
+        _note_duplicates(good, duplicates, pairs.name, log)
         usable[split.name] = _usable_ids(split, checked)
         _refuse_unreadable(split, usable[split.name], pairs.name, log)
         if checked is not None and checked.looks:
             looks[split.name] = Looks.of(checked.looks)
-    leakage = find_leakage(pairs, looks, log)
+    leakage = find_leakage(Pairs(pairs.name, compared), looks, log)
     aside = _dev_set_aside(pairs, usable.get("train", []))
     if isinstance(source, (str, Path)) and format is None and not is_named(source, format):
         for layout in other_formats(Path(source)):
@@ -131,6 +133,12 @@ def inspect(
             log.problems += [p for p in beside.problems if p not in log.problems]
     name = pairs.name if isinstance(source, Pairs) else str(source)
     return Inspection(name, splits, log.problems, deep, leakage, aside)
+
+
+def _with_usable_captions(split: Split) -> Split:
+    """The split without captions that are left out, such as empty ones."""
+    usable = [[text for text in texts if caption_fault(text) is None] for texts in split.captions]
+    return replace(split, captions=usable)
 
 
 def _usable_ids(split: Split, checked: DeepCheck | None) -> list[str]:
@@ -165,7 +173,9 @@ def _dev_set_aside(pairs: Pairs, images: list[str]) -> tuple[int, int] | None:
     return len(choose_dev(images, DEFAULT_DEV_SHARE)), len(images)
 
 
-def _summarize(split: Split, checked: DeepCheck | None) -> SplitSummary:
+def _summarize(
+    split: Split, checked: DeepCheck | None, duplicates: DuplicateCounts
+) -> SplitSummary:
     words = [len(text.split()) for text in split.texts]
     vocabulary = {word for text in split.texts for word in _WORD.findall(text.lower())}
     table = split.fragments
@@ -175,7 +185,7 @@ def _summarize(split: Split, checked: DeepCheck | None) -> SplitSummary:
         captions_per_image=_spread([len(texts) for texts in split.captions], "min", "mean", "max"),
         words_per_caption=_spread(words, "mean", "p95", "max"),
         vocabulary=len(vocabulary),
-        duplicate_captions=count_duplicates(split.texts, split.image_of),
+        duplicate_captions=duplicates,
         has_pixels=split.pixels is not None,
         has_fragments=table is not None,
         has_boxes=table is not None and table.boxes is not None,

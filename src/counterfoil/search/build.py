@@ -67,7 +67,8 @@ def create_folder(
     if form != "fde" and settings.first_stage_options:
         raise ConfigError(f"first_stage_options: only 'fde' has options, not '{form}'")
     fde_options = FdeOptions.read(settings.first_stage_options)
-    _check_folder(folder, overwrite, settings.options)
+    check_folder(folder, overwrite)
+    _drop_vectors(folder, settings.options)
     encoder = ItemEncoder(model, settings.first)
     example = encoder.texts(["a"])
     dim = FirstStageProxy(model, form).same_side_vectors(example).rows.shape[1]
@@ -122,7 +123,7 @@ def _choose_first_stage(settings: Settings, model: Model, splits: Sequence[Split
     return "other"
 
 
-def _check_folder(folder: Path, overwrite: bool, options: dict[str, Any]) -> None:
+def check_folder(folder: Path, overwrite: bool) -> None:
     """Refuse a folder that is not empty, unless it is an index to overwrite."""
     if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
         return
@@ -133,6 +134,12 @@ def _check_folder(folder: Path, overwrite: bool, options: dict[str, Any]) -> Non
             f"{folder}: an index is there already; add to it with: counterfoil index add {folder} "
             "PAIRS, or replace it with --overwrite"
         )
+
+
+def _drop_vectors(folder: Path, options: dict[str, Any]) -> None:
+    """Drop the vectors of an index that is replaced; a server may have them."""
+    if not (folder / MANIFEST).is_file():
+        return
     header = SegmentStore(folder, KIND, MANIFEST).header
     secrets = {key: value for key, value in options.items() if key == SECRET}
     for side in SIDES:

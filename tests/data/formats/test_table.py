@@ -172,6 +172,21 @@ def test_a_fatal_line_is_named_by_its_number(tmp_path, line, kind):
 
 
 @pytest.mark.parametrize(
+    ("file", "content", "line"),
+    [
+        ("captions.csv", "picture,caption\nb.png,a dog\n", 1),
+        ("captions.jsonl", '{"image": "b.png", "caption": "a dog"}\n{"caption": "a cat"}\n', 2),
+    ],
+)
+def test_a_missing_column_is_named_where_columns_are_named(tmp_path, file, content, line):
+    write_images(tmp_path, ["b.png"])
+    (tmp_path / file).write_text(content)
+    with pytest.raises(DataError, match=rf"{file}:{line}: no column of images") as error:
+        load_pairs(tmp_path)
+    assert ("first line of the file" in str(error.value)) is (file == "captions.csv")
+
+
+@pytest.mark.parametrize(
     ("encoding", "named"),
     [
         ("utf-16", "UTF-16, not UTF-8"),

@@ -309,8 +309,8 @@ def find_columns(names: Iterable[str], chosen: dict[str, str | None]) -> Columns
 
 def _expected(role: str, option: str) -> str:
     return (
-        f"({', '.join(ALIASES[role])}): the first line names the columns; rename one of them, or "
-        f"name it with the option {option}_column=NAME"
+        f"({', '.join(ALIASES[role])}): rename a column, or name it with the option "
+        f"{option}_column=NAME"
     )
 
 

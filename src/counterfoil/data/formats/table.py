@@ -44,6 +44,7 @@ from counterfoil.data.images import MissingImage
 from counterfoil.data.pairs import ProblemLog, Split
 
 _NAMES = ("captions", "metadata")
+_NO_HEADER = (".jsonl", ".ndjson", ".parquet")  # rows name their columns themselves
 _IMAGE_FOLDERS = (".", "images", "Images", "photos", "img", "imgs")
 
 
@@ -155,9 +156,14 @@ class _Groups:
                 self._add(table, line, row, columns, split)
             elif names not in reported:
                 reported.add(names)
-                self.log.fatal("missing-column", f"{table}:{line}", columns)
+                self._refuse_columns(table, line, columns)
         if empty:
             self.log.fatal("no-images", table, "the table has no rows that can be read")
+
+    def _refuse_columns(self, table: Path, line: int, message: str) -> None:
+        if table.suffix.lower() not in _NO_HEADER:
+            line, message = 1, f"{message}; the first line of the file must name the columns"
+        self.log.fatal("missing-column", f"{table}:{line}", message)
 
     def _add(
         self, table: Path, line: int, row: dict[str, Any], columns: Columns, split: str | None
@@ -257,7 +263,7 @@ def _caption_value(row: dict[str, Any], columns: tuple[str, ...], table: Path) -
         values = [row[column] for column in columns]
         return [value for value in values if value not in (None, "")] or [""]
     value = row[columns[0]]
-    is_text = table.suffix.lower() not in (".jsonl", ".ndjson", ".parquet")
+    is_text = table.suffix.lower() not in _NO_HEADER
     if is_text and isinstance(value, str) and value.lstrip().startswith('["'):
         with suppress(ValueError, RecursionError):
             listed = json.loads(value)
