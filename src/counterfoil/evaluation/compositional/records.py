@@ -12,6 +12,7 @@ import io
 import json
 import math
 import zlib
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -200,7 +201,7 @@ def _csv_records(path: Path, text: str) -> Iterator[Record]:
         names = reader.fieldnames or []
         if not names:
             raise DataError(f"{path}: empty; expected a header and rows")
-        if repeated := next((name for name in names if names.count(name) > 1), None):
+        if repeated := next((name for name, n in Counter(names).items() if n > 1), None):
             raise DataError(f"{path}: the column '{_short(repeated)}' appears twice; keep one")
         for number, row in enumerate(reader, start=1):
             record = Record(path, f"row {number}", row)
@@ -247,8 +248,8 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     values = dict(pairs)
     if len(values) == len(pairs):
         return values
-    keys = [key for key, _ in pairs]
-    return RepeatedKeys(pairs, next(key for key in keys if keys.count(key) > 1))
+    counts = Counter(key for key, _ in pairs)
+    return RepeatedKeys(pairs, next(key for key, count in counts.items() if count > 1))
 
 
 def _short(text: Any) -> str:
