@@ -280,6 +280,18 @@ case(
     "the column '99999' appears twice",
 )
 
+BOMB = "unpacks to more than 100 times its"
+for name in ("add_obj.json.gz", "add_obj.jsonl.gz", "add_obj.csv.gz"):
+    case("benchmark", f"{name}, a gzip bomb", file(name, gzip_bomb()), BOMB)
+case("captions", "a gzip bomb", file("captions.txt.gz", gzip_bomb()), BOMB)
+case(
+    "captions",
+    "a line of 20 MB",
+    file("captions.txt", b"a dog\n" * 100 + b"dog " * 5 * MIB),
+    "line 101 has more than 4,000",
+)
+case("captions", "9 GB of zeros", file("captions.txt", sparse(9 * 2**30)), "too large: 9 GiB")
+
 # Vocabularies of other projects, given to an import.
 
 

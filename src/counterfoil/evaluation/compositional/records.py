@@ -7,11 +7,9 @@ file, the item and the field.
 from __future__ import annotations
 
 import csv
-import gzip
 import io
 import json
 import math
-import zlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -20,7 +18,7 @@ from typing import Any, NoReturn
 
 from counterfoil.core.errors import DataError
 from counterfoil.core.printable import printable
-from counterfoil.core.storage.reading import JSON_BYTES, LINE_BYTES, read_bytes
+from counterfoil.core.storage.reading import JSON_BYTES, LINE_BYTES, read_unpacked
 from counterfoil.data.formats.parquet import read_parquet
 from counterfoil.data.pairs import ProblemLog
 from counterfoil.data.text.words import MOST_LETTERS
@@ -219,15 +217,7 @@ def _csv_records(path: Path, text: str) -> Iterator[Record]:
 
 def _read_text(path: Path) -> str:
     try:
-        data = read_bytes(path, JSON_BYTES)
-        if data[:2] == b"\x1f\x8b":
-            with gzip.GzipFile(fileobj=io.BytesIO(data)) as file:
-                data = file.read(JSON_BYTES + 1)
-            if len(data) > JSON_BYTES:
-                raise DataError(f"{path}: more than {JSON_BYTES:,} bytes once unpacked")
-        return data.decode("utf-8-sig")
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise DataError(f"{path}: not a whole gzip file ({error})") from None
+        return read_unpacked(path, JSON_BYTES).decode("utf-8-sig")
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror or error})") from None
     except UnicodeDecodeError as error:
