@@ -55,14 +55,15 @@ class Record:
     prefix: str = ""
 
     def fail(self, name: str, message: str) -> NoReturn:
-        field = f", field '{self.prefix}{name}'" if name else ""
+        full_name = f"{self.prefix}{name}".removesuffix(".")
+        field = f", field '{full_name}'" if full_name else ""
         text = f"{self.path}: item '{_short(self.key)}'{field}: {message}"
         raise DataError(printable(text))
 
     def checked(self) -> Record:
         """This record, if it is an object without repeated keys."""
         if not isinstance(self.values, dict):
-            self.fail(self.prefix.rstrip("."), f"expected an object, got {_kind(self.values)}")
+            self.fail("", f"expected an object, got {_kind(self.values)}")
         if isinstance(self.values, RepeatedKeys):
             self.fail(self.values.repeated, "appears twice in this item; keep one")
         return self
