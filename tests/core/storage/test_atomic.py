@@ -21,6 +21,7 @@ from counterfoil.core.storage.atomic import (
     staged_folder,
     write_atomically,
 )
+from tests.special import SPECIAL, make_special, within
 
 SOURCE = Path(__file__).parents[3] / "src" / "counterfoil"
 
@@ -52,6 +53,16 @@ def test_written_folders_have_the_rights_that_the_umask_leaves(tmp_path, umask) 
     for name in ("model", "data"):
         assert mode(tmp_path / name) == 0o777 & ~umask
         assert mode(tmp_path / name / "file") == 0o666 & ~umask
+
+
+@pytest.mark.parametrize("kind", [*SPECIAL, "folder"])
+def test_only_a_regular_file_is_replaced(kind, tmp_path) -> None:
+    path = make_special(kind, tmp_path / "a.json")
+    before = sorted((one.name, one.lstat().st_mode) for one in tmp_path.iterdir())
+    with pytest.raises(OSError, match="name a file to write to") as error:
+        within(20, lambda: write_atomically(path, "{}"))
+    assert error.value.filename == str(path)
+    assert sorted((one.name, one.lstat().st_mode) for one in tmp_path.iterdir()) == before
 
 
 def test_the_name_of_a_written_file_is_on_the_disk_too(tmp_path, monkeypatch) -> None:

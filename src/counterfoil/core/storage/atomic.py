@@ -45,7 +45,13 @@ def default_cache() -> Path:
 
 
 def write_atomically(path: Path, data: str | bytes) -> None:
-    """Replace a file in one step; its content is synced before its name appears."""
+    """Replace a file in one step; its content is synced before its name appears.
+
+    `OSError` for a folder, and for a device or a FIFO, which a rename would replace.
+    """
+    if path.exists() and not path.is_file():
+        kind = "a folder" if path.is_dir() else "a device or a FIFO"
+        raise OSError(errno.EINVAL, f"is {kind}; name a file to write to", str(path))
     path.parent.mkdir(parents=True, exist_ok=True)
     new = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
