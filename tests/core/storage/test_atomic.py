@@ -16,6 +16,7 @@ import pytest
 from counterfoil.core.errors import BusyError, DataError
 from counterfoil.core.storage.atomic import (
     atomic_folder,
+    home_folder,
     put_in_place,
     replace_folder,
     staged_folder,
@@ -63,6 +64,16 @@ def test_only_a_regular_file_is_replaced(kind, tmp_path) -> None:
         within(20, lambda: write_atomically(path, "{}"))
     assert error.value.filename == str(path)
     assert sorted((one.name, one.lstat().st_mode) for one in tmp_path.iterdir()) == before
+
+
+def test_a_user_without_a_home_folder_has_the_current_one(tmp_path, monkeypatch) -> None:
+    def unknown() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.chdir(tmp_path)
+    assert home_folder() == Path.home()
+    monkeypatch.setattr(Path, "home", unknown)
+    assert home_folder() == tmp_path
 
 
 def test_the_name_of_a_written_file_is_on_the_disk_too(tmp_path, monkeypatch) -> None:

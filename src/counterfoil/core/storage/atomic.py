@@ -28,7 +28,16 @@ from counterfoil.core.storage.locks import LOCK, Holder, Lock, locked_target
 
 _NO_SYNC = {errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.EBADF, errno.EACCES, errno.EPERM}
 
-DEFAULT_CACHE = Path.home() / ".cache" / "counterfoil"
+
+def home_folder() -> Path:
+    """The user's home folder, or the current folder for a user without one (some containers)."""
+    try:
+        return Path.home()
+    except RuntimeError:
+        return Path.cwd()
+
+
+DEFAULT_CACHE = home_folder() / ".cache" / "counterfoil"
 """Default folder of generated scenes, cached features and downloaded models."""
 CACHE_VARIABLE = "COUNTERFOIL_CACHE"
 
