@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import errno
 import os
 import signal
 import stat
@@ -64,6 +65,18 @@ def test_only_a_regular_file_is_replaced(kind, tmp_path) -> None:
         within(20, lambda: write_atomically(path, "{}"))
     assert error.value.filename == str(path)
     assert sorted((one.name, one.lstat().st_mode) for one in tmp_path.iterdir()) == before
+
+
+@pytest.mark.parametrize("name", ["open", "fsync", "replace"])
+def test_an_error_names_the_file_and_not_the_temporary_one(name, tmp_path, monkeypatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", ".a.json.0123")
+
+    monkeypatch.setattr(Path if name == "open" else os, name, fail)
+    with pytest.raises(OSError, match="No space left") as error:
+        write_atomically(tmp_path / "a.json", "{}")
+    assert error.value.filename == str(tmp_path / "a.json")
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_user_without_a_home_folder_has_the_current_one(tmp_path, monkeypatch) -> None:

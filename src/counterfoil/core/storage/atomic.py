@@ -69,8 +69,10 @@ def write_atomically(path: Path, data: str | bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         put_in_place(new, path)
-    except BaseException:
+    except BaseException as error:
         new.unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            error.filename, error.filename2 = str(path), None  # not the temporary name
         raise
 
 
