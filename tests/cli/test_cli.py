@@ -291,3 +291,10 @@ def test_errors_are_one_message_and_their_own_exit_code(args, code, message) -> 
     assert done.returncode == code, done.stderr
     assert message in " ".join(done.stderr.split())
     assert "Traceback" not in done.stderr
+
+
+def test_characters_that_the_terminal_lacks_are_printed_as_escapes(monkeypatch) -> None:
+    monkeypatch.setenv("PYTHONIOENCODING", "ascii")
+    done = command("--help")
+    assert done.returncode == 0, done.stderr
+    assert TAGLINE.replace("–", r"\u2013") in " ".join(done.stdout.split())

@@ -28,6 +28,7 @@ import counterfoil as cf
 from counterfoil.core import zoo
 from counterfoil.core.config import load_config
 from counterfoil.data.text.vocabulary import Vocabulary, load_vectors
+from counterfoil.evaluation.caption_model import CaptionModel
 from counterfoil.evaluation.compositional.readers import read_benchmark
 from counterfoil.evaluation.judgements import read_judgements
 from counterfoil.foils.files import read_foils
@@ -143,6 +144,9 @@ class Doors:
 
     def benchmark(self, path: Path) -> None:
         raise Skipped(f"read: {read_benchmark('sugarcrepe', [path])}")
+
+    def captions(self, path: Path) -> None:
+        CaptionModel.read(path)
 
     def vectors(self, path: Path) -> None:
         load_vectors(path, self.words)

@@ -156,6 +156,11 @@ case(
     "100001 fields, but the header names",
 )
 case(
+    "csv: 100,000 names of columns",
+    table("captions.csv", ",".join(f"c{n}" for n in range(100_000)) + ",c99999\n"),
+    "names the column 'c99999' twice",
+)
+case(
     "csv: no UTF-8",
     table("captions.csv", CSV.encode() + b"a.png,train,\xff\n"),
     "not UTF-8: byte 0xff at position",

@@ -263,12 +263,34 @@ BENCHMARKS: dict[str, tuple[Content, str]] = {
         '{"1": {"caption": "x", "caption": "y"}}',
         "item '1', field 'caption': appears",
     ),
+    "100,000 keys, one of them twice": (
+        "[{" + ",".join(f'"{n}": 1' for n in range(100_000)) + ', "99999": 2}]',
+        "item '0', field '99999': appears",
+    ),
     "a FIFO": (fifo, "not a regular file but a FIFO)"),
     "records that are numbers": ('{"1": 5}', "item '1': expected an object, got"),
     "9 GB of zeros": (sparse(9 * 2**30), "too large: 9 GiB, at most 1 GiB of"),
 }
 for name, (content, phrase) in BENCHMARKS.items():
     case("benchmark", name, file("add_obj.json", content), phrase)
+case(
+    "benchmark",
+    "100,000 columns, one of them twice",
+    file("add_obj.csv", ",".join(map(str, range(100_000))) + ",99999\n"),
+    "the column '99999' appears twice",
+)
+
+BOMB = "unpacks to more than 100 times its"
+for name in ("add_obj.json.gz", "add_obj.jsonl.gz", "add_obj.csv.gz"):
+    case("benchmark", f"{name}, a gzip bomb", file(name, gzip_bomb()), BOMB)
+case("captions", "a gzip bomb", file("captions.txt.gz", gzip_bomb()), BOMB)
+case(
+    "captions",
+    "a line of 20 MB",
+    file("captions.txt", b"a dog\n" * 100 + b"dog " * 5 * MIB),
+    "line 101 has more than 4,000",
+)
+case("captions", "9 GB of zeros", file("captions.txt", sparse(9 * 2**30)), "too large: 9 GiB")
 
 # Vocabularies of other projects, given to an import.
 

@@ -136,13 +136,20 @@ def manifest(name: str, phrase: str, error: str = "DataError", /, **change: Any)
     case("index", name, edited("index", "index.json", **change), phrase, error)
 
 
-index("a manifest 100,000 deep", "index.json", deep("["), "damaged, build the index again (1")
-index("a manifest that is cut", "index.json", '{"kind": "sea', "damaged, build the index again (1")
+index("a manifest 100,000 deep", "index.json", deep("["), "again (Invalid JSON: recursion limit")
+index("a manifest that is cut", "index.json", '{"kind": "sea', "again (Invalid JSON: EOF while")
 index("a manifest that is a FIFO", "index.json", fifo, "damaged, build the index again")
 index("a manifest that is no UTF-8", "index.json", b"\xff", "damaged, build the index again")
 manifest("another format", "written in format 99, this version", format=99)
 manifest("another kind", "describes a x, expected a search", kind="x")
-manifest("a generation that is a text", "damaged, build the index again (1", generation="x")
+manifest("a generation that is a text", "again (generation: Input should be a", generation="x")
+index(
+    "an endless generation of vectors",
+    "vectors/images.json",
+    '{"generation": 1e400}',
+    "hits",
+    "skip",
+)
 manifest(
     "a backend that does not exist", "unknown search backend 'os' (known", header__backend="os"
 )
@@ -177,7 +184,7 @@ index(
     "vectors without a manifest",
     "vectors/images/manifest.json",
     b"",
-    "damaged, build the index again (1",
+    "again (Invalid JSON: EOF while",
 )
 index("items that are gone", "segments/captions-*/about.bin", b"", "0 bytes, but 3790 were written")
 index(

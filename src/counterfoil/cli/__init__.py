@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import io
 import os
 import sys
 import warnings
@@ -119,6 +120,7 @@ def main() -> None:
     # Pillow's own warning about large images; we refuse them with an error of our own.
     warnings.filterwarnings("ignore", message="Image size .* exceeds limit", module="PIL")
     end_on_sigterm()
+    _escape_unencodable()
     try:
         app()
     except CounterfoilError as error:
@@ -130,6 +132,13 @@ def main() -> None:
         if not _is_out_of_memory(error):
             raise
         _fail(f"out of memory ({_first_line(error)}); use a smaller model, batch or data set", 1)
+
+
+def _escape_unencodable() -> None:
+    """Print characters that the terminal's encoding lacks as escapes, instead of failing."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 def _is_out_of_memory(error: Exception) -> bool:

@@ -74,6 +74,17 @@ class BusyError(CounterfoilError):
     exit_code = 8
 
 
+def first_problem(error: Exception) -> str:
+    """An error in one line; of pydantic's, the first field that is wrong, and why."""
+    from pydantic import ValidationError
+
+    if not isinstance(error, ValidationError):
+        return " ".join(str(error).split())
+    first = error.errors()[0]
+    where = ".".join(map(str, first["loc"]))
+    return f"{where}: {first['msg']}" if where else first["msg"]
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """A hint such as ``; did you mean 'epochs'?``, or an empty string."""
     close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)

@@ -18,7 +18,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from counterfoil.core.errors import ConfigError, DataError
+from counterfoil.core.errors import ConfigError, DataError, first_problem
 from counterfoil.core.storage.atomic import write_atomically
 from counterfoil.core.storage.locks import LOCK, locked_folder
 from counterfoil.core.storage.reading import GIB, read_text
@@ -209,9 +209,9 @@ def _read(folder: Path) -> PartManifest:
     try:
         return PartManifest.model_validate_json(read_text(folder / MANIFEST, GIB))
     except (OSError, UnicodeDecodeError, ValidationError) as error:
-        first = str(error).splitlines()[0]
+        problem = first_problem(error)
         raise DataError(
-            f"{folder / MANIFEST}: damaged ({first}); delete the part, and make it again"
+            f"{folder / MANIFEST}: damaged ({problem}); delete the part, and make it again"
         ) from None
 
 

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import gzip
-import io
 import math
-import zlib
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from counterfoil.core.errors import DataError
-from counterfoil.core.storage.reading import LINES_BYTES, read_bytes
-from counterfoil.data.text.words import words
+from counterfoil.core.storage.reading import JSON_BYTES, read_unpacked
+from counterfoil.data.text.words import MOST_LETTERS, words
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -272,14 +269,15 @@ def _mask(size: int) -> int:
 def read_captions(path: Path) -> list[str]:
     """The lines of a UTF-8 file that are not empty; gzip is unpacked."""
     try:
-        data = read_bytes(path, LINES_BYTES)
-        if data[:2] == b"\x1f\x8b":
-            with gzip.GzipFile(fileobj=io.BytesIO(data)) as file:
-                data = file.read(LINES_BYTES)
-        return [line for line in data.decode("utf-8-sig").split("\n") if line.strip()]
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise DataError(f"{path}: not a whole gzip file ({error})") from None
+        text = read_unpacked(path, JSON_BYTES).decode("utf-8-sig")
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror or error})") from None
     except UnicodeDecodeError as error:
         raise DataError(f"{path}: not UTF-8 text (byte {error.start})") from None
+    lines = [(number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
+    if too_long := next((number for number, line in lines if len(line) > MOST_LETTERS), None):
+        raise DataError(
+            f"{path}: line {too_long} has more than {MOST_LETTERS:,} characters; expected one "
+            "caption per line"
+        )
+    return [line for _, line in lines]

@@ -212,7 +212,11 @@ def load_weights(model: Model, folder: Path) -> None:
     try:
         model.load_state_dict(weights)
     except RuntimeError as error:
-        raise CheckpointError(f"{path}: the weights do not fit the config: {error}") from None
+        first, *others = str(error).strip().splitlines()[1:] or [str(error)]
+        more = f" (and {len(others)} more)" if others else ""
+        raise CheckpointError(
+            f"{path}: the weights do not fit the config: {first.strip()[:500]}{more}"
+        ) from None
     for name, value in model.state_dict().items():  # in the model's precision, not the file's
         if not torch.isfinite(value).all():
             raise CheckpointError(

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
-from counterfoil.core.errors import ConfigError, DataError
+from counterfoil.core.errors import ConfigError, DataError, first_problem
 from counterfoil.core.parts import (
     FinishedPart,
     Part,
@@ -264,7 +264,7 @@ def _read_records(store: SegmentStore) -> list[BlockRecord]:
     try:
         return _RECORDS.validate_python(store.header.get("records"))
     except ValidationError as error:
-        raise DataError(f"{store.path}: damaged ({str(error).splitlines()[0]})") from None
+        raise DataError(f"{store.path}: damaged ({first_problem(error)})") from None
 
 
 class _PartReader:

@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from counterfoil.core.errors import BusyError, DataError
+from counterfoil.core.errors import BusyError, DataError, first_problem
 from counterfoil.core.storage.atomic import write_atomically
 from counterfoil.core.storage.locks import locked_folder
 from counterfoil.core.storage.reading import read_text
@@ -59,9 +59,7 @@ def open_store(folder: Path) -> SegmentStore:
     try:
         header = Header.model_validate(store.header)
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        raise DataError(f"{path}: damaged ({where}: {first['msg']}); build it again") from None
+        raise DataError(f"{path}: damaged ({first_problem(error)}); build it again") from None
     models = [header.model, header.first_model] if "first_model" in store.header else [header.model]
     if any("sha256" not in model for model in models):
         raise DataError(f"{path}: damaged (a model without its sha256); build it again")
@@ -174,7 +172,7 @@ class IndexState:
         try:
             note = json.loads(read_text(vectors_folder(self.folder, side).with_suffix(".json")))
             return int(note["generation"])
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError, OverflowError):
             return -1
 
 

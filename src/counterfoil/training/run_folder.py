@@ -17,7 +17,7 @@ from counterfoil.core import zoo
 from counterfoil.core.config import RunConfig, load_config, model_folder, read_value
 from counterfoil.core.distributed import on_first_process, rank
 from counterfoil.core.errors import CheckpointError, ConfigError
-from counterfoil.core.storage.atomic import write_atomically
+from counterfoil.core.storage.atomic import home_folder, write_atomically
 from counterfoil.core.storage.locks import LOCK, locked_folder
 from counterfoil.core.storage.reading import read_text
 from counterfoil.core.storage.remote import is_url
@@ -128,7 +128,8 @@ def holds_a_run(folder: Path) -> bool:
 def clear_run(folder: Path) -> None:
     """Delete a run; refuses a folder with other files."""
     resolved = folder.resolve()
-    if resolved in (Path.cwd(), Path.home(), *Path.cwd().parents, *Path.home().parents):
+    here, home = Path.cwd(), home_folder()
+    if resolved in (here, home, *here.parents, *home.parents):
         raise ConfigError(f"{folder}: a working or home folder is not deleted; {ELSEWHERE}")
     strangers = _strangers(folder)
     if strangers or not (folder / "config.yaml").is_file():

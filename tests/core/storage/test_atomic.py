@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import errno
 import os
 import signal
 import stat
@@ -16,11 +17,13 @@ import pytest
 from counterfoil.core.errors import BusyError, DataError
 from counterfoil.core.storage.atomic import (
     atomic_folder,
+    home_folder,
     put_in_place,
     replace_folder,
     staged_folder,
     write_atomically,
 )
+from tests.special import SPECIAL, make_special, within
 
 SOURCE = Path(__file__).parents[3] / "src" / "counterfoil"
 
@@ -52,6 +55,38 @@ def test_written_folders_have_the_rights_that_the_umask_leaves(tmp_path, umask) 
     for name in ("model", "data"):
         assert mode(tmp_path / name) == 0o777 & ~umask
         assert mode(tmp_path / name / "file") == 0o666 & ~umask
+
+
+@pytest.mark.parametrize("kind", [*SPECIAL, "folder"])
+def test_only_a_regular_file_is_replaced(kind, tmp_path) -> None:
+    path = make_special(kind, tmp_path / "a.json")
+    before = sorted((one.name, one.lstat().st_mode) for one in tmp_path.iterdir())
+    with pytest.raises(OSError, match="name a file to write to") as error:
+        within(20, lambda: write_atomically(path, "{}"))
+    assert error.value.filename == str(path)
+    assert sorted((one.name, one.lstat().st_mode) for one in tmp_path.iterdir()) == before
+
+
+@pytest.mark.parametrize("name", ["open", "fsync", "replace"])
+def test_an_error_names_the_file_and_not_the_temporary_one(name, tmp_path, monkeypatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", ".a.json.0123")
+
+    monkeypatch.setattr(Path if name == "open" else os, name, fail)
+    with pytest.raises(OSError, match="No space left") as error:
+        write_atomically(tmp_path / "a.json", "{}")
+    assert error.value.filename == str(tmp_path / "a.json")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_user_without_a_home_folder_has_the_current_one(tmp_path, monkeypatch) -> None:
+    def unknown() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.chdir(tmp_path)
+    assert home_folder() == Path.home()
+    monkeypatch.setattr(Path, "home", unknown)
+    assert home_folder() == tmp_path
 
 
 def test_the_name_of_a_written_file_is_on_the_disk_too(tmp_path, monkeypatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import gzip
 import os
 import socket
 import tracemalloc
@@ -16,6 +17,7 @@ from counterfoil.core.storage.reading import (
     read_bytes,
     read_lines,
     read_text,
+    read_unpacked,
 )
 from tests.special import SPECIAL, make_special, within
 
@@ -59,6 +61,19 @@ def test_a_file_above_its_limit_is_refused_before_it_is_read(tmp_path) -> None:
     assert read_bytes(small, 5) == b"12345"
     with pytest.raises(OSError, match="too large: 5 bytes, at most 4 bytes"):
         read_bytes(small, 4)
+
+
+def test_a_gzip_file_is_unpacked_within_its_limit(tmp_path) -> None:
+    path, text = tmp_path / "a.txt", os.urandom(1000).hex().encode() * 20
+    path.write_bytes(text)
+    assert read_unpacked(path, len(text)) == text
+    path.write_bytes(gzip.compress(text))
+    assert read_unpacked(path, len(text)) == text
+    with pytest.raises(OSError, match=r"too large: more than 39\.1 KiB once unpacked"):
+        read_unpacked(path, len(text) - 1)
+    path.write_bytes(gzip.compress(text)[:-9])
+    with pytest.raises(OSError, match="not a whole gzip file"):
+        read_unpacked(path, len(text))
 
 
 def test_a_line_that_never_ends_is_refused(tmp_path) -> None:

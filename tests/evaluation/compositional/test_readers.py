@@ -180,7 +180,7 @@ def test_a_folder_gives_all_its_files_and_equal_names_get_their_folder(tmp_path)
         ("swap_obj.json", {"k": {**SC, "caption": "  "}}, "caption"),
         ("swap_obj.json", {"k": {**SC, "caption": "x" * 5000}}, "caption"),
         ("swap_obj.json", {"k": [1, 2]}, "object"),
-        ("existence.json", {"k": {**small_files.VALSE["one"], "mturk": 3}}, "mturk"),
+        ("existence.json", {"k": {**small_files.VALSE["one"], "mturk": 3}}, "field 'mturk':"),
         ("existence.json", {"k": {**small_files.VALSE["one"], "mturk": {}}}, "mturk.caption"),
         (
             "existence.json",
@@ -189,16 +189,23 @@ def test_a_folder_gives_all_its_files_and_equal_names_get_their_folder(tmp_path)
         ),
         ("cola.json", [["a.png", RED, "b.png"]], "4 texts"),
         ("cola.json", [["a.png", RED, "b.png", 5]], "caption 2"),
+        ("cola.json", [["a.png", RED, "https://example.org/?size=1", DOG]], "image 2"),
         ("examples.jsonl", [{"image_0": "a", "image_1": "b", "caption_0": RED}], "caption_1"),
         (
             "visual_genome_relation.json",
             [{**small_files.RELATION[0], "bbox_w": 0}],
             "bbox_w",
         ),
+        (
+            "visual_genome_relation.json",
+            [{key: value for key, value in small_files.RELATION[0].items() if key != "bbox_x"}],
+            "bbox_x",
+        ),
         ("visual_genome_relation.json", [{"image_path": "a.png"}], "caption"),
         ("coco_karpathy_test.json", [{"image": "a.png", "caption": RED}], "caption"),
         ("hat.json", [{**small_files.HAT[0], "grounding": [["blue", True]]}], "grounding[0]"),
         ("hat.json", [{**small_files.HAT[0], "grounding": [["A", 1]]}], "grounding[0]"),
+        ("hat.json", [{**small_files.HAT[0], "grounding": [["", True]]}], "grounding[0]"),
         ("nocaps-val-foil.json", [{**small_files.NOCAPS[0], "replacement": ["x"]}], "replacement"),
         (
             "nocaps-val-foil.json",
@@ -207,6 +214,19 @@ def test_a_folder_gives_all_its_files_and_equal_names_get_their_folder(tmp_path)
         ),
         ("foilv1.0_test_2017.json", {**small_files.FOIL, "images": []}, "image_id"),
         ("foilv1.0_test_2017.json", {**small_files.FOIL, "annotations": {}}, "annotations"),
+        (
+            "foilv1.0_test_2017.json",
+            {
+                **small_files.FOIL,
+                "images": [{"id": 1, "file_name": "a.png"}, {"id": 1, "file_name": "b.png"}],
+            },
+            "images[1]', field 'id'",
+        ),
+        (
+            "bivlc.jsonl",
+            [small_files.BIVLC[0], {**small_files.BIVLC[0], "text_score_i0": True}],
+            "line 1', field 'text_score_i0'",
+        ),
     ],
 )  # fmt: skip
 def test_a_faulty_item_is_refused_with_its_file_its_key_and_its_field(

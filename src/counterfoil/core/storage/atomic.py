@@ -28,7 +28,16 @@ from counterfoil.core.storage.locks import LOCK, Holder, Lock, locked_target
 
 _NO_SYNC = {errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.EBADF, errno.EACCES, errno.EPERM}
 
-DEFAULT_CACHE = Path.home() / ".cache" / "counterfoil"
+
+def home_folder() -> Path:
+    """The user's home folder, or the current folder for a user without one (some containers)."""
+    try:
+        return Path.home()
+    except RuntimeError:
+        return Path.cwd()
+
+
+DEFAULT_CACHE = home_folder() / ".cache" / "counterfoil"
 """Default folder of generated scenes, cached features and downloaded models."""
 CACHE_VARIABLE = "COUNTERFOIL_CACHE"
 
@@ -45,7 +54,13 @@ def default_cache() -> Path:
 
 
 def write_atomically(path: Path, data: str | bytes) -> None:
-    """Replace a file in one step; its content is synced before its name appears."""
+    """Replace a file in one step; its content is synced before its name appears.
+
+    `OSError` for a folder, and for a device or a FIFO, which a rename would replace.
+    """
+    if path.exists() and not path.is_file():
+        kind = "a folder" if path.is_dir() else "a device or a FIFO"
+        raise OSError(errno.EINVAL, f"is {kind}; name a file to write to", str(path))
     path.parent.mkdir(parents=True, exist_ok=True)
     new = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
@@ -54,8 +69,10 @@ def write_atomically(path: Path, data: str | bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         put_in_place(new, path)
-    except BaseException:
+    except BaseException as error:
         new.unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            error.filename, error.filename2 = str(path), None  # not the temporary name
         raise
 
 

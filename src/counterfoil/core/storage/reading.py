@@ -8,10 +8,12 @@ sentence, so callers report it like any unreadable file.
 from __future__ import annotations
 
 import errno
+import gzip
 import hashlib
 import io
 import os
 import stat
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -46,6 +48,9 @@ ANIMATION_PIXELS = 64_000_000
 JPEG_PIXELS = 256_000_000
 """Pixels of a JPEG in one scan, as stored; above `IMAGE_PIXELS` it is decoded at half its sides or
 less. Phones reach 200 million."""
+
+GZIP_BYTES, GZIP_RATIO = 16 * MIB, 100
+"""Above so many bytes, gzip may unpack at most so many from each. Text reaches 20, a bomb 1,000."""
 
 # O_NONBLOCK: opening a FIFO returns at once; O_NOCTTY: a terminal does not take control.
 _FLAGS = os.O_RDONLY | sum(
@@ -105,6 +110,27 @@ def read_bytes(path: str | Path, limit: int) -> bytes:
     if len(data) > limit:
         raise _too_large(path, f"more than {_size_text(limit)}", limit)
     return data
+
+
+def read_unpacked(path: str | Path, limit: int) -> bytes:
+    """The content of a regular file, unpacked if it is a gzip file, of at most ``limit`` bytes."""
+    packed = io.BytesIO(read_bytes(path, limit))
+    if packed.getvalue()[:2] != b"\x1f\x8b":
+        return packed.getvalue()
+    pieces, size = list[bytes](), 0
+    try:
+        with gzip.GzipFile(fileobj=packed) as file:
+            while piece := file.read(MIB):
+                pieces.append(piece)
+                size += len(piece)
+                if size > limit:
+                    raise _too_large(path, f"more than {_size_text(limit)} once unpacked", limit)
+                if size > max(GZIP_BYTES, GZIP_RATIO * packed.tell()):
+                    sentence = f"unpacks to more than {GZIP_RATIO} times its size: not a text file"
+                    raise OSError(errno.EFBIG, sentence, str(path))
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise OSError(errno.EINVAL, f"not a whole gzip file: {error}", str(path)) from None
+    return b"".join(pieces)
 
 
 def digest_of(path: Path) -> str:

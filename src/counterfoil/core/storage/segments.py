@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from counterfoil.core.errors import DataError
+from counterfoil.core.errors import DataError, first_problem
 from counterfoil.core.storage.atomic import sync_file, sync_folder, write_atomically
 from counterfoil.core.storage.locks import locked_folder
 from counterfoil.core.storage.reading import open_regular, read_text
@@ -107,7 +107,9 @@ def read_manifest(path: Path, kind: str) -> Manifest:
             "make one with: counterfoil index RUN PAIRS --out INDEX"
         ) from None
     except (OSError, UnicodeDecodeError, ValidationError) as error:
-        raise DataError(f"{path}: damaged, build the index again ({error})") from None
+        raise DataError(
+            f"{path}: damaged, build the index again ({first_problem(error)})"
+        ) from None
     if manifest.kind != kind:
         raise DataError(f"{path}: describes a {manifest.kind}, expected a {kind}")
     if manifest.format != FORMAT:

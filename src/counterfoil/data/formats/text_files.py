@@ -6,6 +6,7 @@ import codecs
 import csv
 import io
 import json
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -205,8 +206,9 @@ def _delimited(
                 continue
             if header is None:
                 header = [name.strip() for name in fields]
-                if twice := [name for name in header if name and header.count(name) > 1][:1]:
-                    log.fatal("bad-row", f"{path}:1", f"names the column '{twice[0]}' twice")
+                counts = Counter(filter(None, header))
+                if twice := next((name for name, count in counts.items() if count > 1), None):
+                    log.fatal("bad-row", f"{path}:1", f"names the column '{twice}' twice")
             elif fields and len(fields) != len(header):
                 log.fatal(
                     "bad-row",

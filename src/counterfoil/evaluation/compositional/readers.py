@@ -172,6 +172,8 @@ def _cola(path: Path, records: list[Record]) -> Subset:
     for record in records:
         first, one, second, other = record.row(("image 1", "caption 1", "image 2", "caption 2"))
         names = tuple(re.split(r"[/\\]", url.partition("?")[0])[-1] for url in (first, second))
+        if not all(names):
+            record.fail("image 2" if names[0] else "image 1", "expected an address of an image")
         items.append(Item(record.key, names, (one, other)))
     return Subset(stem(path), "square", tuple(items))
 
@@ -191,7 +193,7 @@ def _winoground(path: Path, records: list[Record]) -> Subset:
 
 def _bivlc(path: Path, records: list[Record]) -> Subset:
     """The data set with its images or their names, or the per-item results of a model."""
-    has_results = all(map(records[0].has, RESULT_FIELDS))
+    has_results = any(record.has(name) for record in records for name in RESULT_FIELDS)
     items, results = list[Item](), list[tuple[bool, ...]]()
     pixels: dict[str, ImageRef] = {}
     for record in records:
@@ -257,7 +259,7 @@ def _aro_pair(record: Record) -> Item:
     if not label and record.has("attributes"):
         label = "_".join(record.texts("attributes"))
     box = None
-    if record.has("bbox_x"):
+    if any(record.has(f"bbox_{name}") for name in "xywh"):
         left, top, width, height = (record.number(f"bbox_{name}") for name in "xywh")
         if min(width, height) <= 0:
             record.fail("bbox_w" if width <= 0 else "bbox_h", "expected a size above 0")
@@ -319,7 +321,10 @@ def _foil(path: Path, records: list[Record]) -> Subset:
 
 def _foil_items(records: list[Record]) -> Iterator[Item]:
     parts = {record.key: record for record in records}
-    files = {image.number("id"): image.text("file_name") for image in parts["images"].entries()}
+    files: dict[float, str] = {}
+    for image in parts["images"].entries():
+        if files.setdefault(image.number("id"), image.text("file_name")) != image.text("file_name"):
+            image.fail("id", "another image of the file has this id")
     for record in parts["annotations"].entries():
         name = files.get(record.number("image_id"))
         if name is None:
@@ -352,8 +357,8 @@ def _hat_item(record: Record) -> Item:
     if not isinstance(marks, list):
         record.fail("grounding", "expected a list of [word, wrong]")
     for number, mark in enumerate(marks):
-        is_mark = isinstance(mark, list) and len(mark) == 2
-        if not is_mark or not isinstance(mark[0], str) or not isinstance(mark[1], bool):
+        is_mark = isinstance(mark, list) and len(mark) == 2 and isinstance(mark[0], str)
+        if not is_mark or not isinstance(mark[1], bool) or (mark[1] and not mark[0].strip()):
             record.fail(f"grounding[{number}]", "expected [word, true or false]")
         start = caption.find(mark[0], cursor)
         if start < 0:

@@ -7,11 +7,10 @@ file, the item and the field.
 from __future__ import annotations
 
 import csv
-import gzip
 import io
 import json
 import math
-import zlib
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +18,7 @@ from typing import Any, NoReturn
 
 from counterfoil.core.errors import DataError
 from counterfoil.core.printable import printable
-from counterfoil.core.storage.reading import JSON_BYTES, LINE_BYTES, read_bytes
+from counterfoil.core.storage.reading import JSON_BYTES, LINE_BYTES, read_unpacked
 from counterfoil.data.formats.parquet import read_parquet
 from counterfoil.data.pairs import ProblemLog
 from counterfoil.data.text.words import MOST_LETTERS
@@ -56,14 +55,15 @@ class Record:
     prefix: str = ""
 
     def fail(self, name: str, message: str) -> NoReturn:
-        field = f", field '{self.prefix}{name}'" if name else ""
+        full_name = f"{self.prefix}{name}".removesuffix(".")
+        field = f", field '{full_name}'" if full_name else ""
         text = f"{self.path}: item '{_short(self.key)}'{field}: {message}"
         raise DataError(printable(text))
 
     def checked(self) -> Record:
         """This record, if it is an object without repeated keys."""
         if not isinstance(self.values, dict):
-            self.fail(self.prefix.rstrip("."), f"expected an object, got {_kind(self.values)}")
+            self.fail("", f"expected an object, got {_kind(self.values)}")
         if isinstance(self.values, RepeatedKeys):
             self.fail(self.values.repeated, "appears twice in this item; keep one")
         return self
@@ -200,7 +200,7 @@ def _csv_records(path: Path, text: str) -> Iterator[Record]:
         names = reader.fieldnames or []
         if not names:
             raise DataError(f"{path}: empty; expected a header and rows")
-        if repeated := next((name for name in names if names.count(name) > 1), None):
+        if repeated := next((name for name, n in Counter(names).items() if n > 1), None):
             raise DataError(f"{path}: the column '{_short(repeated)}' appears twice; keep one")
         for number, row in enumerate(reader, start=1):
             record = Record(path, f"row {number}", row)
@@ -218,15 +218,7 @@ def _csv_records(path: Path, text: str) -> Iterator[Record]:
 
 def _read_text(path: Path) -> str:
     try:
-        data = read_bytes(path, JSON_BYTES)
-        if data[:2] == b"\x1f\x8b":
-            with gzip.GzipFile(fileobj=io.BytesIO(data)) as file:
-                data = file.read(JSON_BYTES + 1)
-            if len(data) > JSON_BYTES:
-                raise DataError(f"{path}: more than {JSON_BYTES:,} bytes once unpacked")
-        return data.decode("utf-8-sig")
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise DataError(f"{path}: not a whole gzip file ({error})") from None
+        return read_unpacked(path, JSON_BYTES).decode("utf-8-sig")
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror or error})") from None
     except UnicodeDecodeError as error:
@@ -247,8 +239,8 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     values = dict(pairs)
     if len(values) == len(pairs):
         return values
-    keys = [key for key, _ in pairs]
-    return RepeatedKeys(pairs, next(key for key in keys if keys.count(key) > 1))
+    counts = Counter(key for key, _ in pairs)
+    return RepeatedKeys(pairs, next(key for key, count in counts.items() if count > 1))
 
 
 def _short(text: Any) -> str:

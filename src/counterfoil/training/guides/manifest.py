@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from counterfoil.core.errors import DataError
+from counterfoil.core.errors import DataError, first_problem
 from counterfoil.core.storage.atomic import write_atomically
 from counterfoil.core.storage.reading import digest_of, open_text, read_text
 from counterfoil.data.fragments import FragmentTable
@@ -198,7 +198,7 @@ def read_manifest(folder: Path) -> Manifest:
             f"counterfoil guide build RUN … --out {folder}"
         ) from None
     except (OSError, UnicodeDecodeError, ValidationError) as error:
-        raise DataError(f"{path}: damaged ({error})") from None
+        raise DataError(f"{path}: damaged ({first_problem(error)})") from None
     if manifest.format != FORMAT:
         raise DataError(
             f"{path}: written in format {manifest.format}, this version reads format {FORMAT}"
