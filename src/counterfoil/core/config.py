@@ -6,7 +6,7 @@ Importing this module does not import torch, so the command line can check a con
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -350,8 +350,7 @@ def _explain(error: Any) -> str:
     keys = [str(part) for part in error["loc"]]
     path = _cut(".".join(keys)) or "(top)"
     if error["type"] == "extra_forbidden":
-        known = [".".join([*keys[:-1], key]) for key in _known_keys(keys[:-1])]
-        return f"unknown key '{path}'{nearest(path, known)}"
+        return f"unknown key '{path}'{_nearest_key(path)}"
     return f"{path}: {error['msg']}, got {short_repr(error['input'])}"
 
 
@@ -359,14 +358,23 @@ def _cut(text: str) -> str:
     return text if len(text) <= 100 else f"{text[:100]}…"
 
 
-def _known_keys(path: Sequence[str]) -> list[str]:
-    section: type[BaseModel] = RunConfig
-    for key in path:
-        kind = section.model_fields[key].annotation
-        if not (isinstance(kind, type) and issubclass(kind, BaseModel)):
-            return []
-        section = kind
-    return list(section.model_fields)
+def _nearest_key(path: str) -> str:
+    """A hint: the key of the same name in another section, or the most similar in this one."""
+    section, _, name = path.rpartition(".")
+    known = list(_all_keys(RunConfig))
+    same = [key for key in known if key.rpartition(".")[2] == name]
+    below = [key for key in same if key.startswith(f"{section}.")]
+    if same:
+        return nearest((below or same)[0], same)
+    return nearest(path, [key for key in known if key.rpartition(".")[0] == section])
+
+
+def _all_keys(section: Any, prefix: str = "") -> Iterator[str]:
+    """Full keys of the settings and sections below a section."""
+    for key, field in section.model_fields.items():
+        yield f"{prefix}{key}"
+        if hasattr(field.annotation, "model_fields"):
+            yield from _all_keys(field.annotation, f"{prefix}{key}.")
 
 
 PARTS = {
