@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import io
+
 import numpy as np
 import pytest
 import torch
+from torch import nn
 from torch.nn import functional as F
 
 from counterfoil.adapters.in_batch import InBatchLoss, row_ids
@@ -79,6 +82,26 @@ def test_epochs_are_counted_in_training_steps() -> None:
     loss.eval()
     loss.of_scores(scores, ids, ids)
     assert loss.step == 3  # evaluation is no step
+
+
+@pytest.mark.parametrize("objective", ["hardest", "infonce", "siglip"])
+def test_a_resumed_loop_continues_at_its_step(objective) -> None:
+    scores, ids = (vectors(0) @ vectors(1).T).requires_grad_(), torch.arange(6)
+    schedule = {"triplet": {"epochs": [0, 1]}, objective: {"epochs": [1, None]}}
+    loop = nn.ModuleDict({"loss": InBatchLoss(schedule, steps_per_epoch=2)})
+    for _ in range(3):
+        loop["loss"].of_scores(scores, ids, ids)
+    resumed = nn.ModuleDict({"loss": InBatchLoss(schedule, steps_per_epoch=2)})
+    buffer = io.BytesIO()
+    torch.save(loop.state_dict(), buffer)
+    buffer.seek(0)
+    resumed.load_state_dict(torch.load(buffer, weights_only=True))
+    assert resumed["loss"].step == 3
+    following = [part["loss"].of_scores(scores, ids, ids) for part in (loop, resumed)]
+    assert following[0] == following[1]
+    older = {k: v for k, v in loop.state_dict().items() if not k.endswith("_extra_state")}
+    resumed.load_state_dict(older)  # saved without a step
+    assert resumed["loss"].step == 4
 
 
 def test_equal_rows_have_equal_ids_whatever_their_padding() -> None:

@@ -34,6 +34,14 @@ class InBatchLoss(nn.Module):
         if steps_per_epoch < 0:
             raise ConfigError(f"steps_per_epoch: expected at least 0, got {steps_per_epoch}")
         self.steps_per_epoch, self.step = steps_per_epoch, 0
+        self.register_load_state_dict_pre_hook(_add_missing_step)
+
+    def get_extra_state(self) -> Tensor:
+        """The step, as part of `state_dict`, so that a resumed loop continues its schedules."""
+        return torch.tensor(self.step)
+
+    def set_extra_state(self, state: Tensor) -> None:
+        self.step = int(state)
 
     def of_scores(self, scores: Tensor, image_ids: Ids, text_ids: Ids) -> Tensor:
         """The loss of scores [B, B]; equal ids [B] mark equal images and equal texts."""
@@ -58,6 +66,11 @@ class InBatchLoss(nn.Module):
         if self.training and torch.is_grad_enabled():
             self.step += 1
         return self.objective.compute(at_least_float32(scores), positives, context).loss
+
+
+def _add_missing_step(loss: nn.Module, state: dict[str, Any], prefix: str, *_: object) -> None:
+    """States that were saved without a step can be loaded; the step stays as it is."""
+    state.setdefault(f"{prefix}_extra_state", loss.get_extra_state())
 
 
 def _create_scores_only(spec: Spec) -> Composite:
