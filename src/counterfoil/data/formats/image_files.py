@@ -53,7 +53,8 @@ class ImageFolder:
                     "unsafe-path",
                     where,
                     f"image name {name!r} leads out of the image folder ({self._folders()[0]}); "
-                    "use names inside it",
+                    "use names inside it, or name the folder that holds it with the option "
+                    "images=FOLDER",
                 )
                 return missing
         if not all(map(is_encodable, names)):  # no file can have that name
