@@ -180,6 +180,15 @@ def test_a_fatal_line_is_named_by_its_number(tmp_path, line, kind):
     assert "b" in load_pairs(tmp_path, strict=False).train.ids
 
 
+@pytest.mark.parametrize("folder", ["images", "images/more"])
+def test_names_with_decomposed_accents_are_found(tmp_path, folder):
+    composed, decomposed = "caf\u00e9.png", "cafe\u0301.png"
+    write_images(tmp_path / folder, [decomposed])
+    write_table(tmp_path, "csv", [(composed, "a dog", "train")])
+    (image,) = load_pairs(tmp_path).train.pixels
+    assert image.path.samefile(tmp_path / folder / decomposed)
+
+
 def test_an_image_outside_the_folder_is_found_with_the_option_that_the_error_names(tmp_path):
     write_images(tmp_path / "photos", ["a.png"])
     (tmp_path / "tables").mkdir()
