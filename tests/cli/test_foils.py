@@ -114,6 +114,7 @@ def test_any_matcher_trains_with_the_file(run, pairs, cache, tmp_path) -> None:
         (["nowhere", "--method", "model"], ConfigError, "neither a run nor a saved model"),
         (["a", "dog", "runs", "away"], ConfigError, "in quotes"),
         (["a dog", "--out", "f.jsonl"], ConfigError, "omit the caption"),
+        ([__file__, "--out", "f.jsonl"], ConfigError, "not a run; name a data set with --data"),
         (["--out", "f.jsonl"], ConfigError, "name a data set"),
         (["runs/nowhere", "--out", "f.jsonl"], ConfigError, "'runs/nowhere' is not a run"),
         ([" "], ConfigError, "empty"),

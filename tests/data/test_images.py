@@ -126,3 +126,8 @@ def test_a_picture_converted_in_strips_is_the_one_converted_as_a_whole(mode, mon
         monkeypatch.setattr(images, "_STRIP_PIXELS", pixels)
         results.append(open_image(Bytes(buffer.getvalue())).tobytes())
     assert results[0] == results[1] == results[2]
+
+
+def test_an_empty_file_is_called_empty():
+    with pytest.raises(DataError, match=r"a\.jpg: the file is empty"):
+        open_image(Bytes(b""))

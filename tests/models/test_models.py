@@ -165,6 +165,9 @@ def test_fragments_of_another_width_are_refused(concepts, tiny_bert) -> None:
     model = make("vse-fc", concepts, tiny_bert)
     with pytest.raises(DataError, match="reads fragments of 16 numbers, these have 7"):
         model.score([Fragments(torch.zeros(2, 7).numpy())], ["a dog"])
+    model.fragments_from = "segments"
+    with pytest.raises(DataError, match="extract them with 'segments'"):
+        model.score([Fragments(torch.zeros(2, 7).numpy())], ["a dog"])
 
 
 def damage(folder, how: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from dataclasses import dataclass
 from pathlib import Path
@@ -163,6 +164,8 @@ def _parse(
         rest = rest[1:]  # rules do not look at the image
     if len(rest) == (1 if method == "rules" else 2):
         if out is not None:
+            if run is None and os.path.exists(rest[-1]):
+                raise ConfigError(f"{rest[-1]}: not a run; name a data set with --data")
             reason = "" if run is not None else f"'{rest[-1][:80]}' is not a run; "
             raise ConfigError(f"{reason}--out writes the foils of a data set: omit the caption")
         check_sentence(rest[-1], "make false")

@@ -200,6 +200,8 @@ def open_image(ref: ImageRef) -> Image.Image:
     JPEG of more than `IMAGE_PIXELS` is decoded at a half, quarter or eighth of its sides.
     """
     data = ref.read()
+    if not data:
+        raise DataError(f"{ref.name}: the file is empty; copy or download it again")
     try:
         with _open_header(data) as image:
             scans = count_scans(data) if is_jpeg(data) else None

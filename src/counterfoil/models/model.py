@@ -143,9 +143,13 @@ class Model(nn.Module):
 
             return self._in_batches(encode, len(given), batch_size, "encoding images", progress)
         if images.fragments.shape[-1] != self.input_dim:
+            remedy = (
+                f"; extract them with '{self.fragments_from}' (in Python: "
+                "cf.load_pairs(…, extractor=model.fragments_from))"
+            )
             raise DataError(
                 f"the model '{self.spec.name}' reads fragments of {self.input_dim} numbers, "
-                f"these have {images.fragments.shape[-1]}"
+                f"these have {images.fragments.shape[-1]}{remedy if self.fragments_from else ''}"
             )
         if self.matcher.needs_boxes and images.boxes is None:
             raise DataError(

@@ -136,6 +136,15 @@ def test_kaggle_keeps_its_csv_in_a_text_file(tmp_path):
     assert sum(map(len, load_pairs(tmp_path))) == 1
 
 
+def test_a_text_file_is_read_as_a_table_if_the_format_is_given(tmp_path):
+    write_images(tmp_path, ["a.png"])
+    table = write_lines(tmp_path / "list.txt", ["image|comment", "a.png|A dog, running ."])
+    assert load_pairs(table, "table").train.texts == ["A dog, running ."]
+    write_lines(tmp_path / "list.json", ["[]"])
+    with pytest.raises(DataError, match=r"looked for a \.csv, \.tsv, \.jsonl or \.parquet file"):
+        load_pairs(tmp_path / "list.json", "table")
+
+
 def test_features_beside_the_table_go_by_the_order_of_the_split(tmp_path):
     rows = [{"id": i, "split": "train", "captions": ["x"]} for i in range(3)]
     write_lines(tmp_path / "captions.jsonl", [json.dumps(row) for row in rows])
@@ -169,6 +178,25 @@ def test_a_fatal_line_is_named_by_its_number(tmp_path, line, kind):
     with pytest.raises(DataError, match=rf"captions\.jsonl:2.*\[{kind}\]"):
         load_pairs(tmp_path)
     assert "b" in load_pairs(tmp_path, strict=False).train.ids
+
+
+@pytest.mark.parametrize("folder", ["images", "images/more"])
+def test_names_with_decomposed_accents_are_found(tmp_path, folder):
+    composed, decomposed = "caf\u00e9.png", "cafe\u0301.png"
+    write_images(tmp_path / folder, [decomposed])
+    write_table(tmp_path, "csv", [(composed, "a dog", "train")])
+    (image,) = load_pairs(tmp_path).train.pixels
+    assert image.path.samefile(tmp_path / folder / decomposed)
+
+
+def test_an_image_outside_the_folder_is_found_with_the_option_that_the_error_names(tmp_path):
+    write_images(tmp_path / "photos", ["a.png"])
+    (tmp_path / "tables").mkdir()
+    rows = [(str(tmp_path / "photos" / "a.png"), "a dog", "train")]
+    write_table(tmp_path / "tables", "csv", rows)
+    with pytest.raises(DataError, match=r"leads out of .* option images=FOLDER \[unsafe-path\]"):
+        load_pairs(tmp_path / "tables")
+    assert len(load_pairs(tmp_path / "tables", options={"images": tmp_path / "photos"}).train) == 1
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import unicodedata
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -53,7 +54,8 @@ class ImageFolder:
                     "unsafe-path",
                     where,
                     f"image name {name!r} leads out of the image folder ({self._folders()[0]}); "
-                    "use names inside it",
+                    "use names inside it, or name the folder that holds it with the option "
+                    "images=FOLDER",
                 )
                 return missing
         if not all(map(is_encodable, names)):  # no file can have that name
@@ -94,7 +96,7 @@ class ImageFolder:
         return None
 
     def _similar(self, names: Sequence[str]) -> Path | None:
-        """A file whose name differs in case, ending or kind of slashes."""
+        """A file whose name differs in case, ending, kind of slashes or Unicode form."""
         for base in self.bases:
             for name in names:
                 for variant in _variants(name, base):
@@ -111,9 +113,9 @@ class ImageFolder:
         if self._by_name is None:
             self._by_name = defaultdict(list)
             for path in _files_below(self.bases):
-                self._by_name[path.name.lower()].append(path)
+                self._by_name[_folded(path.name)].append(path)
         for name in names:
-            if paths := self._by_name.get(PurePosixPath(name.replace("\\", "/")).name.lower()):
+            if paths := self._by_name.get(_folded(PurePosixPath(name.replace("\\", "/")).name)):
                 return paths
         return []
 
@@ -140,12 +142,17 @@ class _Listing:
         if self._folded is None:
             self._folded = defaultdict(list)
             for one in sorted(self.names):
-                stem, ending = os.path.splitext(one.lower())
+                stem, ending = os.path.splitext(_folded(one))
                 if ending in ENDINGS:
-                    self._folded[one.lower()].append(one)
+                    self._folded[_folded(one)].append(one)
                     self._folded[stem].append(one)
-        candidates = self._folded.get(name.lower(), [])
+        candidates = self._folded.get(_folded(name), [])
         return candidates[0] if len(candidates) == 1 else None
+
+
+def _folded(name: str) -> str:
+    """A name in lower case, with accents composed: archives of macOS have them decomposed."""
+    return unicodedata.normalize("NFC", name).lower()
 
 
 def _variants(name: str, base: Path) -> Iterator[str]:

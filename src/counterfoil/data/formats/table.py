@@ -84,12 +84,12 @@ class TableSource(Source):
     def read(self, path: Path, log: ProblemLog) -> Draft:
         root = path if path.is_dir() else path.parent
         draft = Draft(path.name if path.is_dir() else path.stem)
-        tables = _tables(path)
+        tables = [path] if _is_readable(path) else _tables(path)
         named = [split_in_name(table.stem) for table in tables]
         if len(tables) == 1 and named[0] != tables[0].stem.lower():
             named = [None]
         if not tables:
-            log.fatal("missing-file", path, "no table of captions")
+            log.fatal("missing-file", path, f"no table of captions (looked for {self.looks_for})")
         if len(tables) > 1 and (None in named or len(set(named)) < len(named)):
             log.fatal(
                 "ambiguous-files",
@@ -270,6 +270,11 @@ def _caption_value(row: dict[str, Any], columns: tuple[str, ...], table: Path) -
             if isinstance(listed, list) and listed:
                 return listed
     return value
+
+
+def _is_readable(path: Path) -> bool:
+    """Whether a path is a file that can be read as a table, if the user says that it is one."""
+    return path.is_file() and path.suffix.lower() in READERS
 
 
 def _tables(path: Path) -> list[Path]:
