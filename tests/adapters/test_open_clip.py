@@ -63,6 +63,22 @@ def test_with_the_scale_of_the_model_it_is_the_loss_of_clip() -> None:
     assert torch.allclose(result["contrastive_loss"], expected, atol=1e-6)
 
 
+@pytest.mark.parametrize("mixed", [True, False])
+def test_cosines_are_not_rounded_to_half_precision(mixed) -> None:
+    """Cosines near 1 differ by less than bfloat16 can represent; gradients keep their dtype."""
+    generator = torch.Generator().manual_seed(0)
+    images, texts = F.normalize(torch.randn(2, 8, 64, generator=generator) + 3, dim=-1)
+    if not mixed:
+        images, texts = images.bfloat16(), texts.bfloat16()
+    expected = create_objective("hardest")(images.float() @ texts.float().T)
+    images.requires_grad_()
+    with torch.autocast("cpu", torch.bfloat16, enabled=mixed):
+        loss = ObjectiveLoss("hardest")(images, texts, torch.tensor(100.0))
+    assert torch.allclose(loss, expected, atol=1e-6)
+    loss.backward()
+    assert images.grad.dtype == images.dtype
+
+
 def test_ids_of_another_length_are_refused() -> None:
     images, texts, scale = features()
     for name in ("image_ids", "text_ids"):

@@ -85,6 +85,26 @@ def test_loss_and_gradients_are_those_of_our_own_loop(objective, swapped) -> Non
     )
 
 
+@pytest.mark.parametrize("mixed", [True, False])
+def test_cosines_are_not_rounded_to_half_precision(mixed) -> None:
+    class Embedding(nn.Module):
+        def forward(self, features):
+            name = "pixel_values" if "pixel_values" in features else "input_ids"
+            return {"sentence_embedding": vectors[name]}
+
+    generator = torch.Generator().manual_seed(0)
+    both = torch.randn(2, 6, 64, generator=generator) + 3
+    vectors = {"pixel_values": both[0], "input_ids": both[1]}
+    if not mixed:
+        vectors = {name: x.bfloat16() for name, x in vectors.items()}
+    images, texts = (nn.functional.normalize(x.float(), dim=-1) for x in vectors.values())
+    expected = create_objective("hardest")(images @ texts.T)
+    given = [{"pixel_values": torch.arange(6)[:, None]}, {"input_ids": torch.arange(6)[:, None]}]
+    with torch.autocast("cpu", torch.bfloat16, enabled=mixed):
+        loss = ImageTextLoss(Embedding(), "hardest")(given)
+    assert torch.allclose(loss, expected, atol=1e-6)
+
+
 def test_labels_are_image_ids() -> None:
     loss = ImageTextLoss(Linear(), {"triplet": {"margin": 3.0}})
     assert loss(columns(), None) > 0

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from counterfoil.core.errors import ArgumentError, ConfigError
+from counterfoil.matchers.fragment_matcher import single, single_precision
 from counterfoil.objectives import Context, create_objective
 from counterfoil.objectives.base import at_least_float32
 from counterfoil.objectives.composite import Composite
@@ -66,6 +67,15 @@ class InBatchLoss(nn.Module):
         if self.training and torch.is_grad_enabled():
             self.step += 1
         return self.objective.compute(at_least_float32(scores), positives, context).loss
+
+
+def cosines(images: Tensor, texts: Tensor) -> Tensor:
+    """Inner products [n_images, n_texts] of unit vectors, in float32 under autocast, too.
+
+    In half precision, scores of hard negatives would be rounded to those of their positives.
+    """
+    with single_precision(images.device):
+        return single(images) @ single(texts).T
 
 
 def _add_missing_step(loss: nn.Module, state: dict[str, Any], prefix: str, *_: object) -> None:

@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from counterfoil.adapters.in_batch import InBatchLoss, Spec, read_ids, row_ids
+from counterfoil.adapters.in_batch import InBatchLoss, Spec, cosines, read_ids, row_ids
 from counterfoil.core.distributed import gather_rows
 from counterfoil.core.errors import ConfigError
 from counterfoil.objectives.positives import Ids
@@ -75,11 +75,11 @@ class ObjectiveLoss(InBatchLoss):
     def _scores(self, images: Tensor, texts: Tensor) -> Tensor:
         """Cosines of the global batch."""
         if self.world_size == 1:
-            return images @ texts.T
+            return cosines(images, texts)
         all_texts = self._gather(texts)
         if self.local_loss:
-            return self._gather(images @ all_texts.T)
-        return self._gather(images) @ all_texts.T
+            return self._gather(cosines(images, all_texts))
+        return cosines(self._gather(images), all_texts)
 
     def _gather(self, rows: Tensor) -> Tensor:
         if self.gather_with_grad:

@@ -12,10 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from counterfoil.adapters.in_batch import InBatchLoss, Spec, read_ids, row_ids
+from counterfoil.adapters.in_batch import InBatchLoss, Spec, cosines, read_ids, row_ids
 from counterfoil.core.distributed import gather_rows
 from counterfoil.core.errors import DataError
 from counterfoil.encoders.encoded import l2_normalize
+from counterfoil.matchers.fragment_matcher import single
 
 PIXELS, TOKENS = "pixel_values", "input_ids"
 
@@ -47,11 +48,12 @@ class ImageTextLoss(InBatchLoss):
         if labels is not None and labels.numel():
             ids[0] = read_ids(_whole(labels.flatten()), ids[0], "labels")
         vectors = [
-            l2_normalize(self.model(column)["sentence_embedding"]) for column in (images, texts)
+            l2_normalize(single(self.model(column)["sentence_embedding"]))
+            for column in (images, texts)
         ]
         if self.gather_across_devices:
             vectors, ids = [gather_rows(x) for x in vectors], [gather_rows(x) for x in ids]
-        return self.of_scores(vectors[0] @ vectors[1].T, ids[0], ids[1])
+        return self.of_scores(cosines(*vectors), *ids)
 
     def get_config_dict(self) -> dict[str, Any]:
         """Settings of the loss for the model card."""
