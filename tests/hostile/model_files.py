@@ -69,7 +69,7 @@ def replaced(kind: str, name: str, content: Content, sums: bool = False) -> Make
 
 
 def edited(kind: str, name: str, /, sums: bool = False, **change: Any) -> Make:
-    """A copy in which a JSON file has other values; ``a__b`` is ``b`` within ``a``."""
+    """A copy in which a JSON file has other values; ``a__0__b`` is ``b`` in the first of ``a``."""
 
     def edit(copy: Path) -> None:
         target = next(copy.glob(name))
@@ -78,7 +78,7 @@ def edited(kind: str, name: str, /, sums: bool = False, **change: Any) -> Make:
             *outer, last = key.split("__")
             part = tree
             for one in outer:
-                part = part[one]
+                part = part[int(one) if isinstance(part, list) else one]
             part[last] = value
         target.write_text(json.dumps(tree))
         if sums:

@@ -161,6 +161,13 @@ manifest(
 )
 manifest("no model", "damaged (a model without its", header__model={})
 manifest("a shortlist of -1", "damaged (shortlist: Input should be", header__shortlist=-1)
+EXTENT = "tables__images__segments__0__notes__extent__"
+manifest("items of -1", "damaged (no valid extent)", **{f"{EXTENT}items": -1})
+manifest("no items", "damaged (another extent)", **{f"{EXTENT}items": 0, f"{EXTENT}present": 0})
+manifest("more items than vectors", "its manifest disagree", **{f"{EXTENT}present": 5})
+manifest("vectors of 1 number", "damaged (another extent)", **{f"{EXTENT}widths": {"pooled": 1}})
+manifest("vectors of -1 numbers", "damaged (no valid ext", **{f"{EXTENT}widths": {"pooled": -1}})
+
 index(
     "vectors cut short",
     "vectors/images/segments/*/rows.bin",

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt
 from torch import Tensor
 
 from counterfoil.core.errors import DataError
@@ -59,11 +59,11 @@ class Extent(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    items: int = 0
-    present: int = 0
-    rows: int = 0
-    cells: int = 0
-    widths: dict[str, int] = Field(default_factory=dict)
+    items: int = Field(0, ge=0)
+    present: int = Field(0, ge=0)
+    rows: int = Field(0, ge=0)
+    cells: int = Field(0, ge=0)
+    widths: dict[str, PositiveInt] = Field(default_factory=dict)
 
 
 class EncodedWriter:
@@ -157,6 +157,11 @@ class EncodedReader:
         self.files.pop(LENGTHS).read(0, self.lengths)
         present = self.lengths != UNREADABLE
         real = np.maximum(self.lengths, 0).astype(np.int64)
+        totals = int(present.sum()), int(real.sum()), int((real**2).sum())
+        if totals != (extent.present, extent.rows, extent.cells):
+            raise DataError(
+                f"{folder}: damaged (its lengths and its manifest disagree); rebuild it"
+            )
         self.starts = {
             "rows": _starts(real),
             "cells": _starts(real**2),

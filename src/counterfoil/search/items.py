@@ -159,7 +159,11 @@ class Items:
         size = os.fstat(about.fd).st_size
         if len(ends) != mark.items or (np.diff(ends, prepend=0, append=size) < 0).any():
             raise DataError(f"{folder / ENDS}: damaged; restore it, or build the index again")
-        return _Reader(EncodedReader(folder, self.dtype, extent), ends, about)
+        encoded = EncodedReader(folder, self.dtype, extent)
+        written = sum((folder / f"{name}.bin").stat().st_size for name in extent.widths)
+        if extent.items != mark.items or encoded.size_in_bytes != written:
+            raise DataError(f"{folder}: damaged (another extent); build the index again")
+        return _Reader(encoded, ends, about)
 
 
 def stored_dtype(dtype: str) -> str:
