@@ -50,7 +50,7 @@ JPEG_PIXELS = 256_000_000
 less. Phones reach 200 million."""
 
 GZIP_BYTES, GZIP_RATIO = 16 * MIB, 100
-"""Above so many bytes, gzip may unpack at most so many from each. Text reaches 20, a bomb 1,000."""
+"""Unpacked bytes of a gzip file, and above that, per byte: text reaches 20, a bomb 1,000."""
 
 # O_NONBLOCK: opening a FIFO returns at once; O_NOCTTY: a terminal does not take control.
 _FLAGS = os.O_RDONLY | sum(
