@@ -86,7 +86,7 @@ case "${1:-}" in
   yardsticks)
     for name in photos-naaf photos-vse; do python "$here/yardstick.py" $name lite2-36; done
     python "$here/yardstick.py" scenes-naaf scenes --option "images=[0,1000,0]"
-    python "$here/yardstick.py" scenes-corrector scenes --option "images=[0,500,0]"
+    python "$here/yardstick.py" scenes-corrector scenes --option "images=[0,100,0]"
     ;;
   *)
     sed -n '2,12s/^# \{0,1\}//p' "$here/build.sh"

@@ -11,7 +11,7 @@ import counterfoil as cf
 from counterfoil.audit import audit_split
 from counterfoil.audit.audit import _rival_leads
 from counterfoil.audit.benchmark import corrupt, measure_audit
-from counterfoil.audit.suspicion import SIGNS
+from counterfoil.audit.suspicion import SIGNS, WordEffects
 from counterfoil.core.errors import ConfigError
 from counterfoil.data.duplicates import Duplicate
 from counterfoil.data.load import load_pairs
@@ -164,8 +164,23 @@ def test_one_image_alone_can_be_audited(learned, concepts) -> None:
 def test_a_matcher_without_parts_is_asked_word_by_word(concepts) -> None:
     model = cf.create("rvse-mlp", concepts, embed_size=16, text={"word_dim": 8})
     audit = audit_split(model, concepts.test.select(range(5)))
-    assert audit.summary.word_method == "leave-one-out"
+    assert audit.summary.word_method == "combined"
     assert len(audit.word_doubts[0]) == len(caption_words(audit.split.texts[0]))
+
+
+def test_captions_are_compared_by_falls_and_words_by_combined_effects(
+    learned, concepts, monkeypatch
+) -> None:
+    split = concepts.test.select(range(12))
+    before = audit_split(learned, split)
+    effects = dict(before.word_effects.words)
+    kept = WordEffects(
+        {n: [replace(word, effect=0.0) for word in own] for n, own in effects.items()}, "combined"
+    )
+    monkeypatch.setattr("counterfoil.audit.audit.measure_effects", lambda *_: kept)
+    flat = audit_split(learned, split)
+    np.testing.assert_array_equal(flat.suspicion, before.suspicion)
+    assert any((flat.word_doubts[n] != before.word_doubts[n]).any() for n in effects)
 
 
 def test_a_threshold_that_lists_everything_is_refused(learned, concepts) -> None:

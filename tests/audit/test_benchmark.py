@@ -28,7 +28,7 @@ def audit(learned, concepts):
         },
         word_effects=WordEffects(
             {
-                number: [CaptionWord("x", (0, 1), effect) for effect in (-0.1, 0.3)]
+                number: [CaptionWord("x", (0, 1), effect, effect) for effect in (-0.1, 0.3)]
                 for number in range(4)
             },
             "parts",

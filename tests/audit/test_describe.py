@@ -21,9 +21,10 @@ from counterfoil.evaluation.words.doubts import MeasuredCaption, WordDoubts
 def describer(text: str, *wrong: str) -> Describer:
     """Of one caption: these of its words have far less effect than usual."""
     words = [
-        CaptionWord(word.text, (word.start, word.end), -1.0 if word.text in wrong else 0.5)
+        CaptionWord(word.text, (word.start, word.end), effect, effect)
         for word in caption_words(text)
         if not word.is_punctuation
+        for effect in [-1.0 if word.text in wrong else 0.5]
     ]
     ordinary = MeasuredCaption(text, np.full(len(words), 0.5))
     usual = WordDoubts([ordinary] * 50)

@@ -90,14 +90,18 @@ def test_effects_of_a_batch_are_those_of_explain(name, concepts) -> None:
     model = cf.create(name, concepts, embed_size=16, text={"word_dim": 8})
     split = concepts.test.select(range(6))
     found = measure_effects(model, split, range(len(split.texts)))
+    assert found.method == "combined"
     for number, text in enumerate(split.texts):
-        match = explain(model, split.fragments.read(int(split.image_of[number])), text)
-        assert found.method == match.method
-        expected = [each for each in match.words if not each.is_punctuation]
-        assert [each.word for each in found.words[number]] == [each.word for each in expected]
-        assert [each.span for each in found.words[number]] == [each.span for each in expected]
-        effects = [each.effect for each in found.words[number]]
-        np.testing.assert_allclose(effects, [each.effect for each in expected], atol=1e-5)
+        image = split.fragments.read(int(split.image_of[number]))
+        for method, field in (("combined", "effect"), ("leave-one-out", "fall")):
+            match = explain(model, image, text, method=method)
+            expected = [each for each in match.words if not each.is_punctuation]
+            own = found.words[number]
+            assert [(each.word, each.span) for each in own] == [
+                (each.word, each.span) for each in expected
+            ]
+            effects = [getattr(each, field) for each in own]
+            np.testing.assert_allclose(effects, [each.effect for each in expected], atol=1e-5)
     assert any(caption_words(text) for text in split.texts)
 
 

@@ -196,18 +196,18 @@ def test_a_report_that_cannot_be_written_is_refused_before_scoring(
 
 @pytest.mark.slow
 def test_another_run_corrects_what_this_one_finds(run, corrector, cache, tmp_path) -> None:
-    asked = ["audit", run, "--split", "dev", "--out", tmp_path, "--cache", cache]
-    asked += ["--threshold", 0.01, "--details", 3, "--corrector", corrector]
+    asked = ["audit", run, "--split", "train", "--out", tmp_path, "--cache", cache]
+    asked += ["--threshold", 1e-9, "--details", 30, "--corrector", corrector]
     assert "no corrections" not in invoke(*asked)
     wrong = [line for line in lines_of(tmp_path) if line["kind"] == "mismatch"]
-    assert len(wrong) > 3
-    for line in wrong[:3]:
+    assert len(wrong) > 30
+    for line in wrong[:30]:
         assert (line["correction"] is None) == bool(line["correction_note"])
         for word in line["wrong_words"]:  # the corrector's rule may allow no word there
             assert word["word"] not in word["suggestions"]
-    assert any(word["suggestions"] for line in wrong[:3] for word in line["wrong_words"])
-    assert any(line["correction"] for line in wrong[:3])
-    assert all("--details" in line["correction_note"] for line in wrong[3:])
+    assert any(word["suggestions"] for line in wrong[:30] for word in line["wrong_words"])
+    assert any(line["correction"] for line in wrong[:30])
+    assert all("--details" in line["correction_note"] for line in wrong[30:])
 
 
 @pytest.mark.slow

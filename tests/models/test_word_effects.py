@@ -83,6 +83,18 @@ def test_gradient_times_input_is_the_slope_along_the_embedding(name, concepts) -
     assert not any(p.grad is not None for p in model.parameters())
 
 
+@pytest.mark.parametrize("name", ["naaf", "vse-fc"])
+def test_combined_is_the_mean_of_leaving_out_and_of_the_slope(name, concepts) -> None:
+    model = make(name, concepts)
+    with eval_mode(model):
+        images = encoded(model, concepts)
+        removed = word_effects(model, images, CAPTIONS, "leave-one-out")
+        slopes = word_effects(model, images, CAPTIONS, "gradient")
+        found = word_effects(model, images, CAPTIONS, "combined")
+    for left, right, mean in zip(removed, slopes, found, strict=True):
+        assert mean == pytest.approx((left + right) / 2)
+
+
 def test_rollout_is_the_share_of_each_token_in_the_scored_state(concepts) -> None:
     model = corrector(concepts)
     with eval_mode(model), torch.no_grad():

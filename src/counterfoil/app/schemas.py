@@ -175,7 +175,9 @@ class ExplainResponse(BaseModel):
     text: str
     score: float
     boundary: float | None
-    method: Literal["parts", "leave-one-out", "mask", "gradient", "rollout", "discrimination"]
+    method: Literal[
+        "parts", "leave-one-out", "mask", "gradient", "combined", "rollout", "discrimination"
+    ]
     additive: bool
     note: str
     above: dict[str, float] | None = Field(

@@ -120,58 +120,70 @@ def audit_split(
     )
     values = _score_values(survey, duplicates, neighbors)
     # a threshold holds for suspicion that is made like that it was measured on
-    given = None if false_alarms is None else false_alarms.scales
-    scales = sign_scales(values[captions]) if given is None else dict(given.signs)
+    trusted = None if false_alarms is None else false_alarms.scales
+    scales = sign_scales(values[captions]) if trusted is None else dict(trusted.signs)
     chosen, reference = _choose(
         combine(sign_deviations(values[captions], scales)), captions, examined, seed
     )
-    effects = measure_effects(model, split, chosen, progress)
-    wanted = false_alarms is None or false_alarms.surprise
-    measured = _measured(split, effects, chosen, wanted, progress)
-    surprise = any(caption.surprise is not None for caption in measured.values())
-    usual = WordDoubts(measured[number] for number in reference)
-    scale = _word_scale(usual, measured, reference)
-    if scale is not None:
-        values[chosen, WORDS] = [usual.worst(measured[number]) for number in chosen]
-        if given is None:
-            scales[SIGNS[WORDS]] = scale
+    words = _examine_words(
+        measure_effects(model, split, chosen, progress),
+        split,
+        chosen,
+        reference,
+        with_surprise=false_alarms is None or false_alarms.surprise,
+        progress=progress,
+    )
+    if words.scale is not None:
+        values[chosen, WORDS] = [words.shortfalls[number] for number in chosen]
+        if trusted is None:
+            scales[SIGNS[WORDS]] = words.scale
     deviations = sign_deviations(values, scales)
     signs = _evidence(values, deviations)
-    doubts = {number: usual.of(caption) for number, caption in measured.items()}
     if false_alarms is None:
-        word_threshold = conformal_threshold(word_pool(doubts, reference), WORD_RATE)
+        word_threshold = conformal_threshold(word_pool(words.doubts, reference), WORD_RATE)
     else:
         # captions are listed from the threshold on, and false alarms counted above it
         threshold = float(np.nextafter(false_alarms.caption_threshold, np.inf))
         word_threshold = false_alarms.word_threshold
     suspicion = np.full(len(survey.own), np.nan)
-    usual_doubt = given.doubt if given else Scale.of_usual(caption_doubts(deviations[captions]))
+    if trusted is None:
+        usual_doubt = Scale.of_usual(caption_doubts(deviations[captions]))
+    else:
+        usual_doubt = trusted.doubt
     suspicion[captions] = combine(deviations[captions], usual_doubt)
     describer = Describer(
-        split, survey, signs, suspicion, duplicates, effects, usual, doubts, word_threshold
+        split=split,
+        survey=survey,
+        signs=signs,
+        suspicion=suspicion,
+        duplicates=duplicates,
+        effects=words.effects,
+        usual=words.usual,
+        doubts=words.doubts,
+        word_threshold=word_threshold,
     )
     findings = describer.findings(threshold)
     if corrector is not None:
         findings = corrector.correct_all(findings, details, progress)
-    summary = summarize(split, survey, signs, suspicion, duplicates, effects)
+    summary = summarize(split, survey, signs, suspicion, duplicates, words.effects)
     if false_alarms is not None:
-        notes = (*summary.notes, *false_alarms.notes(surprise))
+        notes = (*summary.notes, *false_alarms.notes(words.surprise))
         summary = summary.model_copy(update={"notes": notes})
     return Audit(
-        split,
-        summary,
-        findings,
-        threshold,
-        survey,
-        suspicion,
-        values,
-        Scales(scales, usual_doubt),
-        signs,
-        doubts,
-        effects,
-        word_threshold,
-        reference,
-        surprise,
+        split=split,
+        summary=summary,
+        findings=findings,
+        threshold=threshold,
+        survey=survey,
+        suspicion=suspicion,
+        values=values,
+        scales=Scales(scales, usual_doubt),
+        signs=signs,
+        word_doubts=words.doubts,
+        word_effects=words.effects,
+        word_threshold=word_threshold,
+        reference=reference,
+        surprise=words.surprise,
     )
 
 
@@ -238,32 +250,52 @@ def _choose(
     return sorted({*rest.tolist(), *reference.tolist()}), reference.tolist()
 
 
-def _measured(
-    split: Split,
+@dataclass(frozen=True)
+class _ExaminedWords:
+    """What the words of the examined captions say about them.
+
+    ``doubts`` name words; ``shortfalls`` are the sign of captions, and ``scale`` is what is usual
+    of them, None without a word.
+    """
+
+    effects: WordEffects
+    usual: WordDoubts
+    doubts: dict[int, Values]
+    shortfalls: dict[int, float]
+    scale: Scale | None
+    surprise: bool
+
+
+def _examine_words(
     effects: WordEffects,
+    split: Split,
     chosen: list[int],
+    reference: list[int],
+    *,
     with_surprise: bool,
     progress: Progress | None,
-) -> dict[int, MeasuredCaption]:
-    """The examined captions with the effects of their words, and the surprise if possible."""
+) -> _ExaminedWords:
     spoken = [number for number in chosen if effects.words[number]] if with_surprise else []
     surprise = cross_surprises(split.texts, split.image_of.tolist(), spoken, progress)
-    return {
-        number: MeasuredCaption(
-            split.texts[number],
-            np.array([word.effect for word in effects.words.get(number, [])]),
-            surprise.get(number),
-            np.array([word.known for word in effects.words.get(number, [])], dtype=np.bool_),
-        )
-        for number in chosen
-    }
-
-
-def _word_scale(
-    usual: WordDoubts, measured: dict[int, MeasuredCaption], reference: list[int]
-) -> Scale | None:
-    worst = [usual.worst(measured[number]) for number in reference if len(measured[number].effects)]
-    return Scale.of(np.array(worst)) if worst else None
+    by_effect, by_fall = {}, {}
+    for number in chosen:
+        text, own = split.texts[number], effects.words[number]
+        known = np.array([word.known for word in own], dtype=np.bool_)
+        values = np.array([(word.effect, word.fall) for word in own]).reshape(-1, 2)
+        by_effect[number] = MeasuredCaption(text, values[:, 0], surprise.get(number), known)
+        by_fall[number] = MeasuredCaption(text, values[:, 1], None, known)
+    usual = WordDoubts(by_effect[number] for number in reference)
+    usual_fall = WordDoubts(by_fall[number] for number in reference)
+    shortfalls = {number: usual_fall.worst(caption) for number, caption in by_fall.items()}
+    compared = [shortfalls[number] for number in reference if effects.words[number]]
+    return _ExaminedWords(
+        effects=effects,
+        usual=usual,
+        doubts={number: usual.of(caption) for number, caption in by_effect.items()},
+        shortfalls=shortfalls,
+        scale=Scale.of(np.array(compared)) if compared else None,
+        surprise=any(number in surprise for number in chosen),
+    )
 
 
 def summarize(

@@ -17,6 +17,7 @@ from counterfoil.audit.findings import (
     Reason,
     UnknownWord,
     WrongWord,
+    diverse_first,
 )
 from counterfoil.audit.survey import POOL_SIZE, SplitSurvey
 from counterfoil.audit.suspicion import SIGNS, Values, WordEffects, named_signs
@@ -236,16 +237,16 @@ class Corrector:
     def correct_all(
         self, findings: Sequence[Finding], first: int, progress: Progress | None = None
     ) -> list[Finding]:
-        """The findings, with corrections for the ``first`` mismatches."""
+        """The findings, with corrections for the ``first`` mismatches of the list that is shown."""
         progress = progress or Silent()
-        wrong = [number for number, one in enumerate(findings) if one.kind == "mismatch"]
-        results = list(findings)
-        for number in progress.track(wrong[:first], "correcting", min(first, len(wrong))):
-            results[number] = self.correct(findings[number])
-        for number in wrong[first:]:
-            note = f"only the first {first} were corrected; use --details for more"
-            results[number] = findings[number].model_copy(update={"correction_note": note})
-        return results
+        shown = diverse_first([one for one in findings if one.kind == "mismatch"])
+        corrected = {}
+        for one in progress.track(shown[:first], "correcting", min(first, len(shown))):
+            corrected[id(one)] = self.correct(one)
+        note = f"only the first {first} were corrected; use --details for more"
+        for one in shown[first:]:
+            corrected[id(one)] = one.model_copy(update={"correction_note": note})
+        return [corrected.get(id(one), one) for one in findings]
 
     def correct(self, finding: Finding) -> Finding:
         """The finding with its correction, or with a note why there is none."""

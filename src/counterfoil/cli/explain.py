@@ -26,6 +26,7 @@ class WordMethod(str, Enum):
     leave_one_out = "leave-one-out"
     mask = "mask"
     gradient = "gradient"
+    combined = "combined"
     rollout = "rollout"
     discrimination = "discrimination"
 
@@ -36,6 +37,7 @@ METHOD_OF: dict[WordMethod, Method | None] = {
     WordMethod.leave_one_out: "leave-one-out",
     WordMethod.mask: "mask",
     WordMethod.gradient: "gradient",
+    WordMethod.combined: "combined",
     WordMethod.rollout: "rollout",
     WordMethod.discrimination: "discrimination",
 }
@@ -54,8 +56,8 @@ def explain(
         typer.Option(
             help="parts: a word's own part of the score. leave-one-out, mask: the fall of the "
             "score without the word, or with a mask in its place. gradient: gradient × input. "
-            "rollout, discrimination: UNITER's attention, TAGS-DC's head. auto: whichever found "
-            "exchanged words of dev best."
+            "combined: mean of leave-one-out and gradient. rollout, discrimination: UNITER's "
+            "attention, TAGS-DC's head. auto: whichever found exchanged words of dev best."
         ),
     ] = WordMethod.auto,
     device: opt.Device = "auto",

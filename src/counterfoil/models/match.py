@@ -23,7 +23,9 @@ from counterfoil.core.storage.reading import read_text
 from counterfoil.data.text.words import is_content_word
 
 Floats = NDArray[np.float32]
-Method = Literal["parts", "leave-one-out", "mask", "gradient", "rollout", "discrimination"]
+Method = Literal[
+    "parts", "leave-one-out", "mask", "gradient", "combined", "rollout", "discrimination"
+]
 
 METHODS: tuple[Method, ...] = get_args(Method)
 """Ways to measure the effect of a word; `word_effects` says what each of them is."""

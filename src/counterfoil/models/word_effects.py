@@ -6,6 +6,7 @@
 | leave-one-out | the score minus that of the caption without the word |
 | mask | the score minus that of the caption with the mask token in the word's place |
 | gradient | gradient × input: the gradient by the word's embedding, times the embedding |
+| combined | the mean of leave-one-out and gradient |
 | rollout | attention rollout to the word; says how much it matters, not in which direction |
 | discrimination | TAGS-DC's head: log odds that the word is original, not replaced |
 """
@@ -79,6 +80,9 @@ def word_effects(
         return _by_removal(model, images, captions, method)
     if method == "gradient":
         return _by_gradient(model, images, captions)
+    if method == "combined":
+        removed = word_effects(model, images, captions, "leave-one-out")
+        return mean_effects(removed, word_effects(model, images, captions, "gradient"))
     with torch.no_grad():
         tokens = _of_tokens(model, images, encode_captions(model, captions), method)
     together = np.min if method == "discrimination" else np.sum
@@ -86,6 +90,16 @@ def word_effects(
         per_word(model, caption, each.double().cpu().numpy(), together)
         for caption, each in zip(captions, tokens, strict=True)
     ]
+
+
+def finds_wrong_words(model: Explainable) -> bool:
+    """Whether the model has TAGS-DC's head: the method ``discrimination``."""
+    return isinstance(model.matcher, CrossEncoder) and "discrimination" in model.matcher.heads
+
+
+def mean_effects(first: Sequence[Values], second: Sequence[Values]) -> list[Values]:
+    """The mean of the effects by two methods."""
+    return [(one + other) / 2 for one, other in zip(first, second, strict=True)]
 
 
 def default_method(model: Explainable, image: Encoded, caption: str) -> Method:

@@ -207,6 +207,7 @@ METHOD_NOTES = {
     "mask": "An effect is how much the score falls when a mask replaces the word.",
     "gradient": "An effect is the gradient of the score by the word's embedding, times the "
     "embedding.",
+    "combined": "An effect is the mean of leave-one-out and gradient × input.",
     "rollout": "An effect is the attention that reaches the word; it has no direction.",
     "discrimination": "An effect is the log odds that the word is original, not replaced.",
 }

@@ -16,8 +16,14 @@ from counterfoil.data.scenes import load_scenes, tokens
 from counterfoil.data.text.tokenizers import known_text
 from counterfoil.evaluation.evaluate import evaluate
 from counterfoil.evaluation.report import Comparison, RunResult, WordReport
-from counterfoil.evaluation.words.cases import KINDS, make_foils
-from counterfoil.evaluation.words.effects import WordScores, average_words, measure_words
+from counterfoil.evaluation.words.cases import KINDS, FoilCase, make_foils
+from counterfoil.evaluation.words.doubts import may_be_wrong
+from counterfoil.evaluation.words.effects import (
+    WordScores,
+    average_words,
+    measure_words,
+    sign_accuracy,
+)
 from counterfoil.evaluation.words.evaluate import (
     Ranking,
     average_precision,
@@ -269,17 +275,32 @@ def test_a_comparison_has_a_row_per_run(scenes) -> None:
 
 
 @pytest.mark.slow
-def test_the_chosen_method_ranks_wrong_words_best(scenes, monkeypatch) -> None:
+def test_the_chosen_method_has_the_right_sign_most_often(scenes, monkeypatch) -> None:
     monkeypatch.setattr("counterfoil.evaluation.words.evaluate.CHOICE_CAPTIONS", 40)
     model = make("naaf", scenes, 0)
     made = make_foils(scenes.test, 1, 40, 0)
-    auc = {}
-    for method in ("parts", "leave-one-out", "mask", "gradient"):
+    accuracy = {}
+    for method in ("parts", "leave-one-out", "mask", "gradient", "combined"):
         scores = measure_words(model, scenes.test, made.cases, method=method)
-        labels = np.concatenate([case.labels for case in scores.cases])
-        auc[method] = naive_auc((-np.concatenate(scores.effects)).tolist(), labels.tolist())
+        hits: dict[bool, list[bool]] = {True: [], False: []}
+        for case, effects in zip(scores.cases, scores.effects, strict=True):
+            classes = may_be_wrong(case.foil)
+            for wrong, counts, effect in zip(case.labels, classes, effects, strict=True):
+                if wrong or counts:
+                    hits[bool(wrong)].append((effect < 0) == wrong)
+        accuracy[method] = sum(sum(each) / len(each) for each in hits.values())
         assert scores.method == method
-    assert choose_word_method(model, scenes.test) == max(auc, key=auc.get)
+    assert choose_word_method(model, scenes.test) == max(accuracy, key=accuracy.get)
+
+
+def test_signs_count_not_the_order_of_effects() -> None:
+    """A method that ranks the wrong word first, but has all effects below 0, is no explanation."""
+    case = FoilCase(0, "a dog runs", "a cat runs", ("", "object", ""))
+    signed = [np.array([0.1, -0.2, 0.3])]
+    ranked = [np.array([-0.1, -9.0, -0.2])]
+    for effects, expected in ((signed, 1.0), (ranked, 0.5)):
+        assert sign_accuracy([case], effects) == expected
+    assert np.isnan(sign_accuracy([case], [np.full(3, np.nan)]))
 
 
 def test_captions_that_no_rule_knows_choose_no_method(concepts) -> None:

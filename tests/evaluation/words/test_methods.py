@@ -24,6 +24,7 @@ from counterfoil.evaluation.words.methods import (
     compare_methods,
     localized,
 )
+from counterfoil.models.match import METHODS
 from tests.evaluation.words.test_doubts import CAPTIONS
 from tests.evaluation.words.test_evaluate_words import make, scenes  # noqa: F401 - a fixture
 
@@ -49,14 +50,13 @@ def test_the_table_has_every_method_and_the_blind_ones(table) -> None:
         ("no image", "surprise and word class"),
     ]
     methods = [name for model, name in names if model == "naaf"]
-    assert methods[:4] == ["parts", "leave-one-out", "mask", "gradient"]
-    assert methods[4].endswith("against the usual")
+    assert methods[:5] == ["parts", "leave-one-out", "mask", "gradient", "combined"]
+    assert methods[5].endswith("against the usual")
     assert "with surprise" in methods[-1]
 
 
 def test_the_chosen_method_is_the_best_on_dev(table) -> None:
-    plain = [one for one in table.results if one.method in ("parts", "leave-one-out", "mask")]
-    plain += [one for one in table.results if one.method == "gradient"]
+    plain = [one for one in table.results if one.method in METHODS]
     chosen = [one for one in plain if one.chosen]
     assert len(chosen) == 1
     assert chosen[0].dev_auc == max(one.dev_auc for one in plain)

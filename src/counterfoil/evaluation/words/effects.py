@@ -18,7 +18,7 @@ from counterfoil.data.pairs import Split
 from counterfoil.encoders import Encoded
 from counterfoil.evaluation.ranks import Values
 from counterfoil.evaluation.words.cases import FoilCase
-from counterfoil.evaluation.words.doubts import is_spoken
+from counterfoil.evaluation.words.doubts import is_spoken, may_be_wrong
 from counterfoil.models.match import Method
 from counterfoil.models.model import Model
 from counterfoil.models.word_effects import default_method, variant_scores, word_effects
@@ -87,6 +87,20 @@ def measure_words(
 
 def _method_of(model: Model, images: Encoded, case: FoilCase) -> Method:
     return default_method(model, images[:1], case.foil)
+
+
+def sign_accuracy(cases: Sequence[FoilCase], effects: Sequence[Values]) -> float:
+    """How many wrong words have an effect below 0, and how many others none: the mean of both.
+
+    Of the others, those count that could make a caption false. NaN if there are none of a kind, or
+    if effects are not finite.
+    """
+    values = np.concatenate(effects)
+    wrong = np.concatenate([case.labels for case in cases])
+    others = np.concatenate([may_be_wrong(case.foil) for case in cases]) & ~wrong
+    if not (np.isfinite(values).all() and wrong.any() and others.any()):
+        return float("nan")
+    return float(np.mean(values[wrong] < 0) + np.mean(values[others] >= 0)) / 2
 
 
 def average_words(scores: Sequence[WordScores]) -> WordScores:

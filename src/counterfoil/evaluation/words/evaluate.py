@@ -16,7 +16,12 @@ from counterfoil.evaluation.ranks import Values
 from counterfoil.evaluation.report import KindReport, Measured, WordReport
 from counterfoil.evaluation.retrieval import interval
 from counterfoil.evaluation.words.cases import KINDS, Foils, make_foils, rule_cases
-from counterfoil.evaluation.words.effects import WordScores, average_words, measure_words
+from counterfoil.evaluation.words.effects import (
+    WordScores,
+    average_words,
+    measure_words,
+    sign_accuracy,
+)
 from counterfoil.foils import DEFAULT_KINDS
 from counterfoil.models.match import METHODS, UNSIGNED, Method
 from counterfoil.models.model import Model
@@ -236,10 +241,12 @@ def _share(part: Values, whole: Values) -> Values:
 
 
 def choose_word_method(model: Model, dev: Split, seed: int = 0) -> Method | None:
-    """The method whose effects find the exchanged words of a split best, by word AUC.
+    """The method whose effects most often have the right sign, in captions with exchanged words.
 
-    None if there is no choice: no words to exchange, or a model with one method only. Attention
-    rollout is no candidate, because it does not say whether a word speaks for or against a match.
+    An explanation says of each word whether it speaks for the match or against it, so the order of
+    the effects is not enough: gradients rank exchanged words well, but are below 0 for most words
+    of true captions, too. None if there is no choice: no words to exchange, or a model with one
+    method only. Attention rollout is no candidate, because it has no direction.
     """
     try:
         if has_truth(dev):
@@ -248,19 +255,15 @@ def choose_word_method(model: Model, dev: Split, seed: int = 0) -> Method | None
             made = rule_cases(dev, most=CHOICE_CAPTIONS, seed=seed)
     except (ConfigError, DataError):  # captions that no rule knows
         return None
-    aucs: dict[Method, float] = {}
+    accuracies: dict[Method, float] = {}
     for method in METHODS:
         if method in UNSIGNED:
             continue
         with suppress(ConfigError, DataError):  # the model has no such method; effects of NaN
-            aucs[method] = _word_auc(measure_words(model, dev, made.cases, method=method))
-    finite = {method: auc for method, auc in aucs.items() if np.isfinite(auc)}
+            measured = measure_words(model, dev, made.cases, method=method)
+            accuracies[method] = sign_accuracy(measured.cases, measured.effects)
+    finite = {method: share for method, share in accuracies.items() if np.isfinite(share)}
     if len(finite) < 2:
         return None
     best = max(finite.values())
-    return next(method for method, auc in finite.items() if auc == best)
-
-
-def _word_auc(scores: WordScores) -> float:
-    labels = np.concatenate([case.labels for case in scores.cases])
-    return float(Ranking(-np.concatenate(scores.effects), labels).auc())
+    return next(method for method, share in finite.items() if share == best)

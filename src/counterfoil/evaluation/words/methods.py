@@ -24,7 +24,7 @@ from counterfoil.evaluation.words.doubts import (
     spoken_words,
     surprises,
 )
-from counterfoil.evaluation.words.effects import measure_words
+from counterfoil.evaluation.words.effects import measure_words, sign_accuracy
 from counterfoil.evaluation.words.evaluate import Ranking, Resamples
 from counterfoil.models.match import METHODS, UNSIGNED, Method
 from counterfoil.models.model import Model
@@ -40,8 +40,10 @@ REFERENCE_SEED = 1000
 class MethodResult(Report):
     """How well one method finds wrong words, in percent.
 
-    ``localized``: captions whose most suspicious word is a wrong one. ``dev_auc``: word AUC on the
-    dev split, by which the methods are chosen; None if it was not measured.
+    ``localized``: captions whose most suspicious word is a wrong one. ``signs``: how often an
+    effect is below 0 for wrong words and not for others (`sign_accuracy`); None for what is no
+    effect. ``dev_auc``: word AUC on the dev split, by which the methods are chosen; None if it was
+    not measured.
     """
 
     model: str
@@ -49,6 +51,7 @@ class MethodResult(Report):
     auc: Measured
     ap: Measured
     localized: Measured
+    signs: float | None = None
     dev_auc: float | None = None
     chosen: bool = False
 
@@ -78,21 +81,25 @@ class MethodTable(Report):
 
     def rows(self) -> list[tuple[str, ...]]:
         """A header, one row of text per method, and one for chance."""
-        dev = any(one.dev_auc is not None for one in self.results)
+        extra = {
+            title: [getattr(one, field) for one in self.results]
+            for title, field in (("signs right", "signs"), ("dev AUC", "dev_auc"))
+        }
+        extra = {title: column for title, column in extra.items() if any(column)}
         header = ("model", "method", "word AUC", "word AP", "localized")
-        table: list[tuple[str, ...]] = [(*header, *(("dev AUC",) if dev else ()))]
-        for one in self.results:
+        table: list[tuple[str, ...]] = [(*header, *extra)]
+        for one, *more in zip(self.results, *extra.values(), strict=True):
             name = f"{one.method} (chosen on dev)" if one.chosen else one.method
             cells = (one.model, name, str(one.auc), str(one.ap), str(one.localized))
-            on_dev = "" if one.dev_auc is None else f"{one.dev_auc:.1f}"
-            table.append((*cells, *((on_dev,) if dev else ())))
+            table.append((*cells, *("" if value is None else f"{value:.1f}" for value in more)))
         chance = ("", "chance", "50.0", f"{self.ap_chance:.1f}", f"{self.localized_chance:.1f}")
-        table.append((*chance, *(("",) if dev else ())))
+        table.append((*chance, *("50.0" if title == "signs right" else "" for title in extra)))
         return table
 
     def notes(self) -> str:
         parts = [
             "localized: captions whose most suspicious word is wrong, ties shared",
+            "signs right: wrong words below 0 and others not, the mean of both shares",
             f"usual effects: {self.reference} true captions of the dev split",
         ]
         if self.bootstrap:
@@ -152,7 +159,10 @@ def compare_methods(
             raise ConfigError(f"{model}: no method finds its words; use another model")
         signed = {key: value for key, value in each.items() if key not in UNSIGNED} or each
         best = max(signed, key=lambda method: word_auc(sides.dev, signed[method].dev))
-        rows += [_Row(model, method, one, method == best) for method, one in each.items()]
+        rows += [
+            _Row(model, method, one, method == best, method in signed)
+            for method, one in each.items()
+        ]
         usual = sides.against_usual(reader, each[best], best, progress)
         rows.append(_Row(model, f"{best}, against the usual", usual))
         combined.append(usual)
@@ -182,6 +192,7 @@ class _Row:
     method: str
     suspicions: _Suspicions
     chosen: bool = False
+    signed: bool = False
 
 
 class _Sides:
@@ -294,6 +305,10 @@ def word_auc(cases: Sequence[FoilCase], suspicion: Sequence[Values]) -> float:
     return 100.0 * float(Ranking(np.concatenate(suspicion), labels).auc())
 
 
+def _signs_right(cases: Sequence[FoilCase], row: _Row) -> float:
+    return 100.0 * sign_accuracy(cases, [-suspicion for suspicion in row.suspicions.test])
+
+
 def localized(case: FoilCase, suspicion: Values) -> float:
     """Share of a caption's most suspicious words that are wrong: 0 or 1, unless there are ties."""
     return float(case.labels[suspicion == suspicion.max()].mean())
@@ -324,6 +339,7 @@ def _table(
             auc=resamples.pooled(ranking.auc, of_word),
             ap=resamples.pooled(ranking.average_precision, of_word),
             localized=resamples.mean(hits, cluster),
+            signs=_signs_right(cases, row) if row.signed else None,
             dev_auc=word_auc(sides.dev, row.suspicions.dev),
             chosen=row.chosen,
         )
