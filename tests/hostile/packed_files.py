@@ -304,7 +304,7 @@ def picture(name: str, content: Content, phrase: str, error: str = "DataError") 
 
 SVG = b'<svg xmlns="http://www.w3.org/2000/svg"><image href="file:///etc/passwd"/></svg>'
 EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n(/etc/passwd) (r) file\n"
-picture("empty", b"", "a.png: not an image of a known")
+picture("empty", b"", "a.png: the file is empty")
 picture("text", b"just some words", "a.png: not an image of a known")
 picture("an SVG that names a file", SVG, "a.png: not an image of a known")
 picture("PostScript", EPS, "a.png: not an image of a known")

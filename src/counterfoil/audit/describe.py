@@ -239,12 +239,12 @@ class Corrector:
     ) -> list[Finding]:
         """The findings, with corrections for the ``first`` mismatches of the list that is shown."""
         progress = progress or Silent()
-        shown = diverse_first([one for one in findings if one.kind == "mismatch"])
+        in_order = diverse_first([one for one in findings if one.kind == "mismatch"])
         corrected = {}
-        for one in progress.track(shown[:first], "correcting", min(first, len(shown))):
+        for one in progress.track(in_order[:first], "correcting", min(first, len(in_order))):
             corrected[id(one)] = self.correct(one)
         note = f"only the first {first} were corrected; use --details for more"
-        for one in shown[first:]:
+        for one in in_order[first:]:
             corrected[id(one)] = one.model_copy(update={"correction_note": note})
         return [corrected.get(id(one), one) for one in findings]
 

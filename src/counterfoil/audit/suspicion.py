@@ -216,11 +216,11 @@ def measure_effects(
             images = model.encode_images(pad_fragments(fragments).to(model.device))
             texts = [known.text for known in read.values()]
             if method == "discrimination":
-                falls = found = word_effects(model, images, texts, method)
+                falls = means = word_effects(model, images, texts, method)
             else:
                 falls = word_effects(model, images, texts, "leave-one-out")
-                found = mean_effects(falls, word_effects(model, images, texts, "gradient"))
-            for (caption, known), own, fall in zip(read.items(), found, falls, strict=True):
+                means = mean_effects(falls, word_effects(model, images, texts, "gradient"))
+            for (caption, known), own, fall in zip(read.items(), means, falls, strict=True):
                 effects[caption] = _caption_words(split.texts[caption], known, own, fall)
     return WordEffects(effects, method)
 

@@ -57,7 +57,7 @@ def explain(
             help="parts: a word's own part of the score. leave-one-out, mask: the fall of the "
             "score without the word, or with a mask in its place. gradient: gradient × input. "
             "combined: mean of leave-one-out and gradient. rollout, discrimination: UNITER's "
-            "attention, TAGS-DC's head. auto: whichever found exchanged words of dev best."
+            "attention, TAGS-DC's head. auto: whichever has the right sign most often on dev."
         ),
     ] = WordMethod.auto,
     device: opt.Device = "auto",

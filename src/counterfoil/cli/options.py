@@ -51,9 +51,9 @@ def check_together(context: typer.Context, needs: dict[str, str], excludes: dict
         if given(context, name) and not given(context, needed):
             raise ConfigError(f"{names[name]} belongs to {names[needed]}: add it")
     for name, others in excludes.items():
-        found = [names[other] for other in others.split() if given(context, other)]
-        if given(context, name) and found:
-            raise ConfigError(f"with {names[name]}, leave out {', '.join(found)}")
+        useless = [names[other] for other in others.split() if given(context, other)]
+        if given(context, name) and useless:
+            raise ConfigError(f"with {names[name]}, leave out {', '.join(useless)}")
 
 
 def find_models(context: typer.Context, value: Any) -> Any:
