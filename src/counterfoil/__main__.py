@@ -1,5 +1,16 @@
-"""`python -m counterfoil`, which is what torchrun starts."""
+"""The program `counterfoil`, also as `python -m counterfoil`, which is what torchrun starts."""
 
-from counterfoil.cli import main
+from __future__ import annotations
 
-main()
+
+def main() -> None:
+    """Run the command line; Ctrl-C is no traceback, even while the commands are imported."""
+    try:
+        from counterfoil.cli import main as command_line
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
+    command_line()
+
+
+if __name__ == "__main__":
+    main()

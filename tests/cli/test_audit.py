@@ -190,8 +190,15 @@ def test_a_report_that_cannot_be_written_is_refused_before_scoring(
 ) -> None:
     (tmp_path / "taken").write_text("a file")
     monkeypatch.setattr("counterfoil.audit.audit_split", lambda *args, **more: pytest.fail("late"))
-    with pytest.raises(FileExistsError):
+    with pytest.raises(ConfigError, match="taken: is a file; name a folder"):
         invoke("audit", run, "--out", tmp_path / "taken", "--split", "dev", "--cache", cache)
+
+
+def test_a_report_does_not_replace_files_that_no_audit_wrote(run, cache, tmp_path) -> None:
+    (tmp_path / "index.html").write_text("my site")
+    with pytest.raises(ConfigError, match=r"'index.html' that no audit wrote"):
+        invoke("audit", run, "--out", tmp_path, "--split", "dev", "--cache", cache)
+    assert (tmp_path / "index.html").read_text() == "my site"
 
 
 @pytest.mark.slow

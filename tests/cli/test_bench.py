@@ -179,6 +179,8 @@ def test_all_images_missing_is_an_error(tmp_path, run, images) -> None:
         (["scenes", "a.json"], "drawn here"),
         (["sugarcrepe", "FILE", "--model", "RUN"], "--images"),
         (["sugarcrepe", "FILE", "--out", "a.jpg"], "PNG"),
+        (["sugarcrepe", "FILE", "FILE"], "swap_obj.json is given twice"),
+        (["scenes", "-m", "RUN", "-m", "RUN"], "--model: .* is given twice"),
         (["sugarcrepe", "FILE", "--model", "RUN", "--images", "absent"], "no such folder"),
     ],
 )

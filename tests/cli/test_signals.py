@@ -10,6 +10,7 @@ import time
 
 import pytest
 
+from counterfoil.__main__ import main
 from counterfoil.cli.signals import StopSignals
 from tests.conftest import thinned
 from tests.training.test_run_folder import children, is_alive
@@ -45,6 +46,19 @@ def test_a_terminated_command_exits_with_143_and_leaves_neither_files_nor_worker
     assert not any(map(is_alive, workers))
     assert list(cache.iterdir()) == []
     assert not target.exists()
+
+
+def test_ctrl_c_while_commands_are_imported_is_no_traceback(monkeypatch) -> None:
+    class Interrupted:
+        def find_spec(self, name, path=None, target=None):
+            if name == "counterfoil.cli":
+                raise KeyboardInterrupt
+
+    monkeypatch.delitem(sys.modules, "counterfoil.cli", raising=False)
+    monkeypatch.setattr(sys, "meta_path", [Interrupted(), *sys.meta_path])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 130
 
 
 @pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])

@@ -7,7 +7,7 @@ from counterfoil.audit.describe import NO_CORRECTOR, Corrector
 from counterfoil.audit.false_alarms import FalseAlarms, alarm_curve, calibrate
 from counterfoil.audit.findings import Finding, Summary, read_findings, total
 from counterfoil.audit.merge import Merged, merge_log
-from counterfoil.audit.report import write_report
+from counterfoil.audit.report import check_report_folder, write_report
 from counterfoil.models.correct import can_correct
 
 __all__ = [
@@ -27,6 +27,7 @@ __all__ = [
     "audit_split",
     "calibrate",
     "can_correct",
+    "check_report_folder",
     "export_corrected",
     "merge_log",
     "read_findings",

@@ -29,6 +29,7 @@ from counterfoil.audit.findings import (
     to_summary,
     total,
 )
+from counterfoil.core.errors import ConfigError
 from counterfoil.core.printable import clean, page_policy
 from counterfoil.core.storage.atomic import write_atomically
 from counterfoil.data.images import as_json
@@ -334,6 +335,17 @@ the browser; add the downloaded file with <code>counterfoil audit merge AUDIT FI
 </div>
 </main><script>{script}</script></body></html>
 """
+
+
+def check_report_folder(folder: Path) -> None:
+    """Refuse a file, and a folder in which a report would replace files that no audit wrote."""
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError(f"{folder}: is a file; name a folder for the report")
+    names = [name for name in (PAGE, TABLE, SUMMARY, IMAGES_FILE) if (folder / name).exists()]
+    if names and not (folder / LINES).exists():  # an audit writes these lines first
+        raise ConfigError(
+            f"{folder}: has a file '{names[0]}' that no audit wrote; name another folder"
+        )
 
 
 def write_report(

@@ -135,6 +135,7 @@ def check(
         audit_split,
         calibrate,
         can_correct,
+        check_report_folder,
         review_of,
         total,
         write_report,
@@ -143,6 +144,7 @@ def check(
     from counterfoil.training.run_data import evaluation_split
     from counterfoil.training.run_folder import load_model, run_config
 
+    check_report_folder(out)
     source = DataChoice(pairs, format, option, cache, quiet=as_json)
     wanted = [*split, *filter(None, [trusted])] if split else None
     bars, data = source.progress, source.read(run, wanted)
