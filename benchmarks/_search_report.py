@@ -51,7 +51,7 @@ FIRST = """
 ## Which vectors
 
 {items:,} items, 20 queries, a shortlist of {shortlist}. The columns give the share of the ten best
-items by the matcher's own score, and by MaxSim, that the shortlist has. The first stage is `exact`.
+items by the matcher's own score, and by MaxSim, that the shortlist has. The backend is `exact`.
 """
 
 SCALE = """

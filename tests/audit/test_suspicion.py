@@ -19,6 +19,7 @@ from counterfoil.audit.suspicion import (
 )
 from counterfoil.data.text.words import caption_words
 from counterfoil.models.explain import explain
+from counterfoil.models.word_effects import naming_method
 
 values = st.lists(st.floats(-100, 100), min_size=1, max_size=40).map(np.array)
 tables = st.lists(st.tuples(*[st.floats(-9, 9)] * len(SIGNS)), min_size=3, max_size=20).map(
@@ -103,6 +104,23 @@ def test_effects_of_a_batch_are_those_of_explain(name, concepts) -> None:
             effects = [getattr(each, field) for each in own]
             np.testing.assert_allclose(effects, [each.effect for each in expected], atol=1e-5)
     assert any(caption_words(text) for text in split.texts)
+
+
+@pytest.mark.parametrize(
+    ("name", "lacking", "used"),
+    [
+        ("rvse-mlp", False, "combined"),
+        ("rvse-mlp", True, "leave-one-out"),
+        ("uniter-small", False, "leave-one-out"),
+    ],
+)
+def test_words_are_named_without_gradients_where_they_say_little(
+    name, lacking, used, concepts, monkeypatch
+) -> None:
+    model = cf.create(name, concepts)
+    if lacking:
+        monkeypatch.setattr(type(model.text_encoder), "word_table", None)
+    assert naming_method(model) == used
 
 
 def test_many_errors_hardly_move_what_is_usual() -> None:

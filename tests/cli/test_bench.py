@@ -180,13 +180,14 @@ def test_all_images_missing_is_an_error(tmp_path, run, images) -> None:
         (["sugarcrepe", "FILE", "--model", "RUN"], "--images"),
         (["sugarcrepe", "FILE", "--out", "a.jpg"], "PNG"),
         (["sugarcrepe", "FILE", "FILE"], "swap_obj.json is given twice"),
-        (["scenes", "-m", "RUN", "-m", "RUN"], "--model: .* is given twice"),
+        (["sugarcrepe", "FOLDER", "FILE"], "swap_obj.json is given twice"),
+        (["scenes", "-m", "RUN", "-m", "RUN"], "is given twice"),
         (["sugarcrepe", "FILE", "--model", "RUN", "--images", "absent"], "no such folder"),
     ],
 )
 def test_wrong_arguments_are_refused_with_what_to_do(tmp_path, run, arguments, words) -> None:
     path = write(tmp_path, "swap_obj.json")
-    places = {"FILE": str(path), "RUN": str(run)}
+    places = {"FILE": str(path), "FOLDER": str(path.parent), "RUN": str(run)}
     with pytest.raises(ConfigError, match=words):
         invoke("bench", *(places.get(one, one) for one in arguments))
 

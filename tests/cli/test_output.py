@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import re
@@ -19,6 +20,16 @@ from counterfoil.evaluation.report import Comparison, RunResult
 from counterfoil.evaluation.retrieval import retrieval
 
 LONG = [["short", "one line"], ["much-longer-name", "a description of many words " * 8]]
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
+def test_json_is_valid_in_every_encoding(encoding: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    raw = io.BytesIO()
+    stream = io.TextIOWrapper(raw, encoding=encoding, errors="backslashreplace")
+    monkeypatch.setattr("sys.stdout", stream)
+    print_json({"caption": "café 🐶"})
+    stream.flush()
+    assert json.loads(raw.getvalue().decode(encoding)) == {"caption": "café 🐶"}
 
 
 @pytest.mark.parametrize("columns", [80, 100])

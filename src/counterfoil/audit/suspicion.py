@@ -21,9 +21,8 @@ from counterfoil.data.batches.collate import pad_fragments
 from counterfoil.data.pairs import Split
 from counterfoil.data.text.tokenizers import KnownText, require_known
 from counterfoil.data.text.words import caption_words
-from counterfoil.models.match import Method
 from counterfoil.models.model import Model
-from counterfoil.models.word_effects import finds_wrong_words, mean_effects, word_effects
+from counterfoil.models.word_effects import mean_effects, naming_method, word_effects
 
 Values = NDArray[np.float64]
 
@@ -166,8 +165,7 @@ def named_signs(signs: Values) -> list[int]:
 class CaptionWord:
     """A word of a caption, its position, and its effects on the score.
 
-    By ``effect``, words of one caption are compared with each other; by ``fall``, those of
-    different captions.
+    ``effect`` decides which words are named; ``fall`` is the sign of the caption.
     """
 
     word: str
@@ -191,15 +189,14 @@ def measure_effects(
 ) -> WordEffects:
     """Effects of the words of captions on the score with their own image.
 
-    Gradients find the wrong word of a caption better than the fall of the score without it, but
-    differ in size between captions for other reasons: compared by them, fewer wrong captions were
-    found on dev scenes. So captions are compared by the fall, and words by the mean of both.
-    TAGS-DC's head was trained to find wrong words, and serves for both.
+    Words are named by `naming_method`. As a sign of captions, effects with gradients found fewer
+    wrong ones on dev scenes than the fall of the score without a word (leave-one-out), so that is
+    the sign. TAGS-DC's head serves for both.
     """
     table = split.require_fragments()
     progress = progress or Silent()
     effects: dict[int, list[CaptionWord]] = {}
-    method: Method = "discrimination" if finds_wrong_words(model) else "combined"
+    method = naming_method(model)
     with eval_mode(model):
         starts = range(0, len(captions), EFFECT_BATCH)
         for start in progress.track(starts, f"word effects ({split.name})", len(starts)):
@@ -215,13 +212,13 @@ def measure_effects(
             fragments = [table.read(int(split.image_of[caption])) for caption in read]
             images = model.encode_images(pad_fragments(fragments).to(model.device))
             texts = [known.text for known in read.values()]
-            if method == "discrimination":
-                falls = means = word_effects(model, images, texts, method)
-            else:
+            if method == "combined":
                 falls = word_effects(model, images, texts, "leave-one-out")
-                means = mean_effects(falls, word_effects(model, images, texts, "gradient"))
-            for (caption, known), own, fall in zip(read.items(), means, falls, strict=True):
-                effects[caption] = _caption_words(split.texts[caption], known, own, fall)
+                own = mean_effects(falls, word_effects(model, images, texts, "gradient"))
+            else:
+                falls = own = word_effects(model, images, texts, method)
+            for (caption, known), each, fall in zip(read.items(), own, falls, strict=True):
+                effects[caption] = _caption_words(split.texts[caption], known, each, fall)
     return WordEffects(effects, method)
 
 

@@ -116,16 +116,7 @@ def _benchmark(name: str, data: list[Path], items: int, seed: int, bars: Progres
         return scene_benchmark(items, seed, bars)
     from counterfoil.evaluation.compositional.readers import read_benchmark
 
-    _refuse_twice(data, "DATA")
     return read_benchmark(name, data)
-
-
-def _refuse_twice(paths: list[Path], argument: str) -> None:
-    """Refuse a path that is given twice: its items would count twice, or its row be lost."""
-    resolved = [path.resolve() for path in paths]
-    for index, path in enumerate(resolved):
-        if path in resolved[:index]:
-            raise ConfigError(f"{argument}: {paths[index]} is given twice; leave one out")
 
 
 def _models(
@@ -134,7 +125,9 @@ def _models(
     """Scorers of the runs, named after their folders."""
     if not runs:
         return []
-    _refuse_twice(runs, "--model")
+    from counterfoil.evaluation.compositional.readers import refuse_twice
+
+    refuse_twice(runs)
     if not images and not all(subset.pixels for subset in benchmark.subsets):
         raise ConfigError(
             f"{benchmark.name}: its files name images but do not have them; name the folder or the "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -30,17 +31,17 @@ def print_line(text: str, style: str | None = None, stderr: bool = False) -> Non
 
 
 def print_json(value: Any) -> None:
-    typer.echo(to_json(value))
+    typer.echo(to_json(value, getattr(sys.stdout, "encoding", None) or "utf-8"))
 
 
-def to_json(value: Any) -> str:
-    """One JSON value; in ASCII if it has half a surrogate pair, which UTF-8 cannot encode.
+def to_json(value: Any, encoding: str = "utf-8") -> str:
+    """One JSON value; in ASCII if it has what the encoding lacks, such as half a surrogate pair.
 
     A number that is not finite becomes null: JSON has no NaN.
     """
     value = _with_null(value)
     text = json.dumps(value, ensure_ascii=False, indent=2, default=str, allow_nan=False)
-    return text if is_encodable(text) else json.dumps(value, indent=2, default=str)
+    return text if is_encodable(text, encoding) else json.dumps(value, indent=2, default=str)
 
 
 def _with_null(value: Any) -> Any:

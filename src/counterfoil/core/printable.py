@@ -26,10 +26,10 @@ def printable(text: str, keep: str = "") -> str:
     )
 
 
-def is_encodable(text: str) -> bool:
-    """Whether UTF-8 can encode a text; JSON may contain lone surrogates, which it cannot."""
+def is_encodable(text: str, encoding: str = "utf-8") -> bool:
+    """Whether an encoding has all of a text; UTF-8 lacks lone surrogates, which JSON may have."""
     try:
-        text.encode()
+        text.encode(encoding)
     except UnicodeEncodeError:
         return False
     return True

@@ -48,7 +48,7 @@ class Yardstick:
 
     ``effect_for`` and ``effect_against`` are positive: effects of at least that size, for and
     against a match, have the full color in every picture. ``word_method`` is the kind of effects
-    that found exchanged words of the split better; None if there is one kind only.
+    whose signs were right most often on the split; None if there is one kind only.
     """
 
     split: str

@@ -238,9 +238,10 @@ class Model(nn.Module):
     def explain(self, image: ImageLike, text: str, method: Method | None = None) -> Match:
         """The effect of each word of a text on its match with an image, colored in a notebook.
 
-        ``method`` is ``"parts"`` (the word's own part of the score) or ``"leave-one-out"`` (the
-        fall of the score without the word). The default is the one that found exchanged words of
-        the dev split better after training, or parts if that was not measured.
+        ``method`` is one of `METHODS`, such as ``"parts"`` (the word's own part of the score) or
+        ``"leave-one-out"`` (the fall of the score without the word). The default is the one whose
+        signs were right most often on dev after training; if that was not measured, parts, or
+        leave-one-out without parts.
         """
         if not isinstance(text, str):
             raise ArgumentError(f"text: expected one string, got {type(text).__name__}")

@@ -92,9 +92,19 @@ def word_effects(
     ]
 
 
-def finds_wrong_words(model: Explainable) -> bool:
-    """Whether the model has TAGS-DC's head: the method ``discrimination``."""
-    return isinstance(model.matcher, CrossEncoder) and "discrimination" in model.matcher.heads
+def naming_method(model: Explainable) -> Method:
+    """The method that names wrong words best: TAGS-DC's head, or else ``combined``.
+
+    The gradients of cross-encoders say little, and those of encoders without a table of words
+    cannot be had: leave-one-out.
+    """
+    if isinstance(model.matcher, CrossEncoder):
+        return "discrimination" if "discrimination" in model.matcher.heads else "leave-one-out"
+    try:
+        word_tables(model.text_encoder)
+    except ConfigError:
+        return "leave-one-out"
+    return "combined"
 
 
 def mean_effects(first: Sequence[Values], second: Sequence[Values]) -> list[Values]:
@@ -103,7 +113,7 @@ def mean_effects(first: Sequence[Values], second: Sequence[Values]) -> list[Valu
 
 
 def default_method(model: Explainable, image: Encoded, caption: str) -> Method:
-    """The method that was better on dev; else parts if the matcher has any, else leave-one-out."""
+    """The method that was best on dev; else parts if the matcher has any, else leave-one-out."""
     if model.yardstick is not None and model.yardstick.word_method is not None:
         return model.yardstick.word_method
     with torch.no_grad():

@@ -308,7 +308,7 @@ def word_tables(encoder: nn.Module) -> list[nn.Module]:
     table = getattr(encoder, "word_table", None)
     if not isinstance(table, nn.Module):
         raise ConfigError(
-            f"objective 'cfm' needs the word vectors of the text encoder, and "
+            "CFM, and effects by gradients, need the word vectors of the text encoder; "
             f"{type(encoder).__name__} has no attribute word_table"
         )
     return [table]

@@ -128,7 +128,7 @@ def holds_a_run(folder: Path) -> bool:
 def clear_run(folder: Path) -> None:
     """Delete a run; refuses a folder with other files."""
     resolved = folder.resolve()
-    here, home = Path.cwd(), home_folder()
+    here, home = Path.cwd(), home_folder().resolve()
     if resolved in (here, home, *here.parents, *home.parents):
         raise ConfigError(f"{folder}: a working or home folder is not deleted; {ELSEWHERE}")
     strangers = _strangers(folder)

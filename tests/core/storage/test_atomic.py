@@ -76,6 +76,7 @@ def test_an_error_names_the_file_and_not_the_temporary_one(name, tmp_path, monke
     with pytest.raises(OSError, match="No space left") as error:
         write_atomically(tmp_path / "a.json", "{}")
     assert error.value.filename == str(tmp_path / "a.json")
+    assert str(error.value).endswith("a.json'")
     assert not list(tmp_path.iterdir())
 
 
@@ -86,7 +87,7 @@ def test_a_user_without_a_home_folder_has_the_current_one(tmp_path, monkeypatch)
     monkeypatch.chdir(tmp_path)
     assert home_folder() == Path.home()
     monkeypatch.setattr(Path, "home", unknown)
-    assert home_folder() == tmp_path
+    assert home_folder().resolve() == tmp_path.resolve()
 
 
 def test_the_name_of_a_written_file_is_on_the_disk_too(tmp_path, monkeypatch) -> None:

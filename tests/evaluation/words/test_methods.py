@@ -59,6 +59,8 @@ def test_the_chosen_method_is_the_best_on_dev(table) -> None:
     plain = [one for one in table.results if one.method in METHODS]
     chosen = [one for one in plain if one.chosen]
     assert len(chosen) == 1
+    assert all(0 <= one.signs <= 100 for one in plain)
+    assert all(one.signs is None for one in table.results if one.method not in METHODS)
     assert chosen[0].dev_auc == max(one.dev_auc for one in plain)
 
 
@@ -67,6 +69,13 @@ def test_a_table_is_stored_and_read_and_written_as_markdown(table) -> None:
     page = table.to_markdown()
     assert page.count("(chosen on dev)") == 2
     assert len({line.count("|") for line in page.splitlines() if line.startswith("|")}) == 1
+
+
+def test_a_table_without_signs_has_no_column_of_them(table) -> None:
+    older = [one.model_copy(update={"signs": None}) for one in table.results]
+    page = table.model_copy(update={"results": tuple(older)}).to_markdown()
+    assert "signs right" in table.to_markdown()
+    assert "signs right" not in page
 
 
 def test_localization_is_whether_the_most_suspicious_word_is_wrong() -> None:

@@ -34,7 +34,7 @@ def home_folder() -> Path:
     try:
         return Path.home()
     except RuntimeError:
-        return Path.cwd()
+        return Path()
 
 
 DEFAULT_CACHE = home_folder() / ".cache" / "counterfoil"
@@ -72,7 +72,8 @@ def write_atomically(path: Path, data: str | bytes) -> None:
     except BaseException as error:
         new.unlink(missing_ok=True)
         if isinstance(error, OSError):
-            error.filename, error.filename2 = str(path), None  # not the temporary name
+            error.filename = str(path)  # not the temporary name
+            del error.filename2  # None would be printed
         raise
 
 

@@ -88,11 +88,21 @@ def read_benchmark(name: str, paths: Sequence[Path]) -> Benchmark:
     files = [file for path in paths for file in _files(path)]
     if not files:
         raise ConfigError(f"{name}: name the files of the benchmark, or their folder")
+    refuse_twice(files)
     subsets = [_read_subset(name, file) for file in files]
     forms = {subset.form for subset in subsets}
     if len(forms) > 1:
         raise DataError(f"{name}: the files have items of different forms: {', '.join(forms)}")
     return Benchmark(name, tuple(_with_unique_names(subsets, files)))
+
+
+def refuse_twice(paths: Sequence[Path]) -> None:
+    """Refuse a file or folder that is given twice."""
+    seen: set[Path] = set()
+    for path in paths:
+        if path.resolve() in seen:
+            raise ConfigError(f"{path} is given twice; leave one out")
+        seen.add(path.resolve())
 
 
 def _files(path: Path) -> list[Path]:

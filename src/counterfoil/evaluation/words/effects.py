@@ -51,7 +51,7 @@ def measure_words(
 ) -> WordScores:
     """Scores and word effects of one model on cases sorted by image.
 
-    The default ``method`` is that of `explain`: the one that was better on dev, if that was
+    The default ``method`` is that of `explain`: the one that was best on dev, if that was
     measured. Parts are taken where the matcher has them, leave-one-out elsewhere.
     """
     table = split.require_fragments()

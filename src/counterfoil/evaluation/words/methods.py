@@ -85,7 +85,7 @@ class MethodTable(Report):
             title: [getattr(one, field) for one in self.results]
             for title, field in (("signs right", "signs"), ("dev AUC", "dev_auc"))
         }
-        extra = {title: column for title, column in extra.items() if any(column)}
+        extra = {title: column for title, column in extra.items() if column != [None] * len(column)}
         header = ("model", "method", "word AUC", "word AP", "localized")
         table: list[tuple[str, ...]] = [(*header, *extra)]
         for one, *more in zip(self.results, *extra.values(), strict=True):
@@ -97,9 +97,10 @@ class MethodTable(Report):
         return table
 
     def notes(self) -> str:
-        parts = [
-            "localized: captions whose most suspicious word is wrong, ties shared",
-            "signs right: wrong words below 0 and others not, the mean of both shares",
+        parts = ["localized: captions whose most suspicious word is wrong, ties shared"]
+        if any(one.signs is not None for one in self.results):
+            parts.append("signs right: wrong words below 0 and others not, the mean of both shares")
+        parts += [
             f"usual effects: {self.reference} true captions of the dev split",
         ]
         if self.bootstrap:
