@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import faulthandler
 import importlib
 import multiprocessing
 import os
+import signal
+import time
 import traceback
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -16,14 +20,19 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-PATIENCE = 180
+PATIENCE = 90
 """Seconds that a function may take; one that waits for a process that has failed never ends."""
+
+
+class NoAnswerError(AssertionError):
+    """Both processes are still there, and none has answered."""
 
 
 def serve(rank: int, meeting: str, connection: Connection, copied: Sequence[Connection]) -> None:
     """One of the two: join the other, then run what is sent until the sender is gone."""
     for end in copied:  # of the sender: else its end would not be seen here
         end.close()
+    faulthandler.register(signal.SIGUSR1)  # where it waits, on standard error
     torch.set_num_threads(1)
     torch.manual_seed(0)  # whatever the tests before have drawn
     dist.init_process_group(
@@ -79,6 +88,14 @@ class TwoProcesses:
         self.processes, self.connections = [], []
 
     def __call__(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
+        try:
+            return self._answers(function, *arguments)
+        except NoAnswerError as error:
+            # A fork of a process with threads may hang, rarely. What hangs by our code hangs again.
+            warnings.warn(f"{function.__name__}: {error}; asked again", stacklevel=2)
+            return self._answers(function, *arguments)
+
+    def _answers(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
         if not self.processes:
             self.start()
         for connection in self.connections:
@@ -87,8 +104,12 @@ class TwoProcesses:
         while len(answers) < len(self.connections):
             waiting = [each for each in self.connections if self._rank(each) not in answers]
             ready = wait(waiting, PATIENCE)
+            if not ready:
+                self._show_where()
+                self.stop()
+                raise NoAnswerError(f"no answer for {PATIENCE} s")
             try:
-                failure = None if ready else f"no answer for {PATIENCE} s"
+                failure = None
                 for connection in ready:
                     succeeded, value = connection.recv()
                     answers[self._rank(connection)] = value
@@ -99,6 +120,11 @@ class TwoProcesses:
                 self.stop()
                 raise AssertionError(failure)
         return [answers[rank] for rank in sorted(answers)]
+
+    def _show_where(self) -> None:
+        for process in self.processes:
+            os.kill(process.pid, signal.SIGUSR1)
+        time.sleep(1)
 
     def _rank(self, connection: Connection) -> int:
         return self.connections.index(connection)

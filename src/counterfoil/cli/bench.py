@@ -87,6 +87,9 @@ def bench(
     check_picture(out)
     if name == SCENES and data:
         raise ConfigError("scenes are drawn here: leave out DATA, or name another benchmark")
+    from counterfoil.evaluation.compositional.readers import refuse_twice
+
+    refuse_twice(runs)
     bars = progress(quiet=as_json or markdown)
     benchmark = _benchmark(name, data or [], items, seed, bars)
     scorers = _models(benchmark, runs, images or [], device, bars)
@@ -125,9 +128,6 @@ def _models(
     """Scorers of the runs, named after their folders."""
     if not runs:
         return []
-    from counterfoil.evaluation.compositional.readers import refuse_twice
-
-    refuse_twice(runs)
     if not images and not all(subset.pixels for subset in benchmark.subsets):
         raise ConfigError(
             f"{benchmark.name}: its files name images but do not have them; name the folder or the "
