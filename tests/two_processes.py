@@ -91,7 +91,7 @@ class TwoProcesses:
         try:
             return self._answers(function, *arguments)
         except NoAnswerError as error:
-            # A fork of a process with threads may hang, rarely. What hangs by our code hangs again.
+            # Seen once, cause unknown. What hangs by our code hangs again.
             warnings.warn(f"{function.__name__}: {error}; asked again", stacklevel=2)
             return self._answers(function, *arguments)
 
