@@ -9,6 +9,7 @@ QUEUE.yaml is a list of what `counterfoil reproduce` takes, in the order of prio
       seeds: 1
       rows: [VSE*]
       values: [0.001, 0.002]
+      climb: true
       overrides: [train.precision=bf16]
       store: results
     - name: flickr8k.naaf
@@ -16,12 +17,14 @@ QUEUE.yaml is a list of what `counterfoil reproduce` takes, in the order of prio
       tuned: [results/flickr8k.rates@lite2-36.json]
       store: results
 
-``values`` selects points of a sweep. A run whose result is in ``store`` is not trained. Every
-process imports PyTorch, starts the GPU and reads the data once, and then trains one run after the
-other, so that short runs do not wait for these. After ``--seconds``, runs save themselves; the same
-call goes on. Recalls are stored meanwhile and at the end. Foils and words that the table shows are
-measured by the process that trained the run, unless another run writes the foils; `counterfoil
-reproduce` finds the runs and their measures finished, and stores the whole table.
+``values`` selects points of a sweep. With ``climb``, a line whose best value is at an edge of what
+was tried gets the next one, until it is inside; values far from the best are not trained. A run
+whose result is in ``store`` is not trained. Every process imports PyTorch, starts the GPU and reads
+the data once, and then trains one run after the other, so that short runs do not wait for these.
+After ``--seconds``, runs save themselves; the same call goes on. Recalls are stored meanwhile and
+at the end. Foils and words that the table shows are measured by the process that trained the run,
+unless another run writes the foils; `counterfoil reproduce` finds the runs and their measures
+finished, and stores the whole table.
 
 Only what a table does not use is left out of a run: its page, example searches, and the yardstick
 of its explanations. What a finished run needs only to be resumed is deleted.
@@ -46,14 +49,16 @@ import yaml
 
 from counterfoil.cli.reproduce import _plan, _Request
 from counterfoil.core.progress import Silent
+from counterfoil.reproduce.artifact import Sweep
 from counterfoil.reproduce.collect import collect
 from counterfoil.reproduce.columns import FoilOptions, MeasureColumn
+from counterfoil.reproduce.grid import latest, next_value, of_line, with_tried, with_value
 from counterfoil.reproduce.measure import MeasureEvaluator, RunEvaluator
-from counterfoil.reproduce.plan import Job, Plan, PlannedRun
-from counterfoil.reproduce.results import note_sharing, table_rows
+from counterfoil.reproduce.plan import Job, Plan, PlannedRun, make_plan
+from counterfoil.reproduce.results import Reproduction, note_sharing, table_rows
 from counterfoil.reproduce.runner import Outcome
 from counterfoil.reproduce.spec import Measured
-from counterfoil.reproduce.store import ResultCache
+from counterfoil.reproduce.store import ResultCache, read_stored, stored_name
 
 END_SECONDS = 10.0
 """Time for all processes to end, which takes long if many of them share a GPU."""
@@ -68,10 +73,11 @@ class Queue:
         self.jobs: dict[str, Job] = {}
         self.ranks: dict[str, int] = {}
         self.plans: list[tuple[Plan, ResultCache]] = []
+        self.climbing: set[int] = set()
         for rank, entry in enumerate(yaml.safe_load(path.read_text(encoding="utf-8"))):
-            self._add(rank, entry, out)
+            self._read(rank, entry, out)
 
-    def _add(self, rank: int, entry: dict[str, Any], out: Path) -> None:
+    def _read(self, rank: int, entry: dict[str, Any], out: Path) -> None:
         request = _Request(
             entry.get("data", "scenes"),
             entry.get("published"),
@@ -81,17 +87,46 @@ class Queue:
             tuple(map(Path, entry.get("tuned", []))),
         )
         plan, order = _plan(entry["name"], request, entry.get("rows", []), out)
-        stored = ResultCache(Path(entry["store"]), plan, order)
+        store = Path(entry["store"])
+        known = read_stored(store / stored_name(plan))
+        if isinstance(plan.artifact, Sweep):
+            plan = make_plan(with_tried(plan.artifact, known), plan.settings, plan.out)
+        stored = ResultCache(store, plan, order)
         stored.skip_known()
         self.plans.append((plan, stored))
-        values = tuple(f"={value:g}" for value in entry.get("values", []))
+        values = entry.get("values")
+        selected = None
+        if values is not None and isinstance(plan.artifact, Sweep):
+            selected = {point.title for point in plan.artifact.points if point.value in values}
+        self._want(rank, plan, selected)
+        if entry.get("climb"):
+            self.climbing.add(rank)
+            if known is not None:
+                self._climb(rank, plan, known)
+
+    def _want(self, rank: int, plan: Plan, titles: set[str] | None) -> None:
+        """Queue the missing runs of a plan, or only those with one of these titles."""
         runs = plan.runs
-        if values:
-            plan.runs = {title: of for title, of in runs.items() if title.endswith(values)}
+        if titles is not None:
+            plan.runs = {title: of for title, of in runs.items() if title in titles}
         for job in plan.missing():
             self.jobs.setdefault(job.digest, job)
             self.ranks.setdefault(job.digest, rank)
         plan.runs = runs
+
+    def _climb(self, rank: int, plan: Plan, result: Reproduction) -> None:
+        """Queue the next value of every line whose best one is at an edge."""
+        for line in plan.artifact.lines if isinstance(plan.artifact, Sweep) else ():
+            value = next_value(plan.artifact, line, of_line(result, line))
+            if value is None:
+                continue
+            if value not in plan.artifact.values_of(line):
+                plan.artifact = with_value(plan.artifact, line.run, value)
+                plan.runs = make_plan(plan.artifact, plan.settings, plan.out).runs
+            points = plan.artifact.points
+            self._want(
+                rank, plan, {p.title for p in points if (p.line.run, p.value) == (line.run, value)}
+            )
 
     def measurements(self, digest: str) -> list[tuple[FoilOptions, MeasureColumn, PlannedRun]]:
         """Columns of the tables that can be measured as soon as a run is finished."""
@@ -106,11 +141,14 @@ class Queue:
             if not column.writer
         ]
 
-    def store(self, cache_folder: Path) -> None:
-        """Store the recalls of the runs that are finished."""
-        for plan, stored in self.plans:
+    def store(self, cache_folder: Path, errors: dict[str, str]) -> None:
+        """Store the recalls of the runs that are finished; lines that climb may want more runs."""
+        for rank, (plan, stored) in enumerate(self.plans):
             evaluator = RunEvaluator(plan.out / "evaluations", cache_folder, Silent())
-            stored.add(collect(plan, Outcome(), evaluator, with_measures=False))
+            now = collect(plan, Outcome(errors), evaluator, with_measures=False)
+            total = stored.add(now)
+            if rank in self.climbing:
+                self._climb(rank, plan, latest(total, now))
 
 
 def _begin(cache_folder: Path) -> None:
@@ -201,6 +239,7 @@ def main() -> None:
         workers[ours] = process
     saved = begin
     free, busy, failed, done = list(workers), dict[Connection, Job](), dict[str, str](), 0
+    known = set(queue.jobs)
     while waiting or busy:
         if time.monotonic() - begin > options.seconds and not stop.is_set():
             stop.set()
@@ -245,13 +284,17 @@ def main() -> None:
                 "folder": job.folder.name,
             }
             print(json.dumps(line), flush=True)
-            if finished and time.monotonic() - saved > STORE_SECONDS:
-                queue.store(options.cache)
+            late = time.monotonic() - saved > STORE_SECONDS
+            if (late or not waiting) and not stop.is_set():
+                queue.store(options.cache, failed)
                 saved = time.monotonic()
+                new = [job for digest, job in queue.jobs.items() if digest not in known]
+                known.update(job.digest for job in new)
+                waiting = sorted(waiting + new, key=lambda job: queue.ranks[job.digest])
             if options.log:
                 with options.log.open("a", encoding="utf-8") as log:
                     log.write(json.dumps(line) + "\n")
-    queue.store(options.cache)  # before the processes end, which may take long
+    queue.store(options.cache, failed)  # before the processes end, which may take long
     for pipe in workers:
         with suppress(OSError):
             pipe.send(None)

@@ -9,7 +9,16 @@ from typer.testing import CliRunner
 
 from counterfoil.cli import app
 from counterfoil.core.errors import ConfigError
-from counterfoil.reproduce.grid import at_an_edge, edge, latest, value_beyond, widened, with_tried
+from counterfoil.reproduce.grid import (
+    at_an_edge,
+    edge,
+    latest,
+    next_value,
+    value_beyond,
+    widened,
+    with_tried,
+    with_value,
+)
 from counterfoil.reproduce.results import Reproduction, RowResult, SeedResult
 from counterfoil.reproduce.spec import build_artifact
 from tests.reproduce.conftest import tiny
@@ -98,6 +107,27 @@ def test_only_lines_that_end_at_an_edge_get_one_more_value_and_not_for_ever() ->
     widest = widened(wider, still)
     assert widest.lines[0].values == [0.008, 0.016]
     assert widened(widest, results(*still.rows, point("all", 0.016, 5.0))) is None  # beyond: 2
+
+
+def test_a_climb_takes_values_of_the_grid_that_were_left_out_then_those_beyond() -> None:
+    sweep = build_artifact(tiny(**SWEEP), "tiny.yaml")
+    (first, second) = sweep.lines
+    tried = line("all", 2.0, 1.0, values=(0.002, 0.004))
+    assert next_value(sweep, first, tried) == 0.001
+    assert next_value(sweep, first, line("all", 1.0, 2.0, values=(0.001, 0.002))) == 0.004
+    assert next_value(sweep, first, line("all", 1.0, 3.0, 2.0)) is None
+    assert next_value(sweep, first, line("all", 1.0, values=(0.002,))) is None  # no direction
+    inside = [
+        *line("all", 3.0, 2.0, values=(0.002, 0.004)),
+        point("all", 0.001, None, diverged=True),
+    ]
+    assert next_value(sweep, first, inside) is None
+    assert next_value(sweep, first, line("all", 1.0, 2.0, 3.0)) == 0.008
+    wider = with_value(with_value(sweep, "all", 0.008), "all", 0.016)
+    assert [one.values for one in wider.lines] == [[0.008, 0.016], []]
+    rows = line("all", 1.0, 2.0, values=(0.008, 0.016))
+    assert next_value(wider, wider.lines[0], rows) is None  # beyond: 2
+    assert next_value(wider, second, line("hard", 1.0, 2.0, 3.0)) == 0.008
 
 
 def test_further_values_of_a_stored_sweep_are_planned_again() -> None:

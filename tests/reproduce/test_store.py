@@ -14,10 +14,11 @@ from typer.testing import CliRunner
 
 from counterfoil.cli import app
 from counterfoil.core.config import build_config
-from counterfoil.core.errors import ConfigError, DataError
+from counterfoil.core.errors import ConfigError, DataError, DivergedError
 from counterfoil.core.progress import Silent
 from counterfoil.reproduce import plan as planned_runs
 from counterfoil.reproduce.catalogue import labels, only_rows
+from counterfoil.reproduce.collect import collect
 from counterfoil.reproduce.measure import RunEvaluator
 from counterfoil.reproduce.plan import Settings, digest_of, make_plan, recipe_of
 from counterfoil.reproduce.present import (
@@ -39,6 +40,7 @@ from counterfoil.reproduce.results import (
     read_cost,
     table_rows,
 )
+from counterfoil.reproduce.runner import Outcome, describe
 from counterfoil.reproduce.spec import Claim, build_artifact
 from counterfoil.reproduce.store import (
     ResultCache,
@@ -230,6 +232,24 @@ def test_a_file_says_only_what_is_true_of_all_its_rows(rows, said) -> None:
     second = table(*(row(label, result(0, 2.0)) for label in rows))
     second = second.model_copy(update={"overrides": ["train.epochs=3", "seed=1"]})
     assert merged(first, second).overrides == said
+
+
+def test_a_run_that_diverged_is_a_result_until_it_has_numbers(tmp_path) -> None:
+    plan = planned(tiny(), tmp_path)
+    errors = {job.digest: describe(DivergedError("the loss is nan")) for job in plan.missing()[:1]}
+    now = collect(plan, Outcome(errors), RunEvaluator(tmp_path, tmp_path, Silent()))
+    assert [one.diverged for one in now.rows] == [True, *[False] * (len(now.rows) - 1)]
+    diverged = now.rows[0].model_copy(update={"label": ["a"]})
+    before = merged(table(row("a", missing=1)), table(diverged))
+    (kept,) = read_stored(write_stored(tmp_path, before, "x.json")).rows
+    assert (kept.diverged, kept.errors, kept.missing) == (True, [], 0)
+    (kept,) = merged(before, table(row("a", missing=1))).rows
+    assert kept.diverged
+    (kept,) = merged(before, table(row("a", result(0, 1.0)))).rows
+    assert not kept.diverged
+    (kept,) = merged(table(row("a", result(0, 1.0))), table(diverged)).rows
+    assert kept.each
+    assert not kept.diverged
 
 
 def test_failures_are_not_kept_but_for_what_is_missing(tmp_path) -> None:

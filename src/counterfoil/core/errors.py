@@ -52,6 +52,10 @@ class TrainingError(CounterfoilError):
     exit_code = 5
 
 
+class DivergedError(TrainingError):
+    """A loss or a gradient that is not finite: usually the learning rate is too high."""
+
+
 class LostLoaderError(TrainingError):
     """A loader process ended. torchrun ends them, too, when another process of the run has died."""
 

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from counterfoil.core.distributed import gather_counts, world_size
 from counterfoil.core.errors import ConfigError
 from counterfoil.core.registry import Registry
+from counterfoil.core.tensors.modes import attention_without_cudnn
 from counterfoil.data.batches.collate import ImageBatch
 from counterfoil.encoders.encoded import Encoded
 from counterfoil.encoders.layers import (
@@ -161,13 +162,15 @@ class RegionAttention(nn.MultiheadAttention):
         """Attention to the real regions of the same image."""
         # an image without regions has nothing to attend to; its softmax must not be empty
         ignored = ~mask & mask.any(1, keepdim=True)
-        attended: Tensor = self(x, x, x, key_padding_mask=ignored, need_weights=False)[0]
+        with attention_without_cudnn():
+            attended: Tensor = self(x, x, x, key_padding_mask=ignored, need_weights=False)[0]
         return attended
 
     def across_images(self, x: Tensor) -> Tensor:
         """Attention to the regions of the same index in the batch, padding included."""
         x = x.transpose(0, 1)
-        attended: Tensor = self(x, x, x, need_weights=False)[0]
+        with attention_without_cudnn():
+            attended: Tensor = self(x, x, x, need_weights=False)[0]
         return attended.transpose(0, 1)
 
 

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from counterfoil.core.errors import ConfigError
 from counterfoil.core.registry import Registry
 from counterfoil.core.tensors.host_mirror import host_mask
-from counterfoil.core.tensors.modes import is_exporting
+from counterfoil.core.tensors.modes import attention_without_cudnn, is_exporting
 from counterfoil.encoders.recurrent import (
     Indices,
     captured_width,
@@ -235,7 +235,8 @@ class RelationPooling(nn.Module):
     def forward(self, fragments: Tensor, mask: Tensor) -> Tensor:
         # an item without fragments has nothing to attend to; its softmax must not be empty
         ignored = ~mask & mask.any(1, keepdim=True)
-        related = self.relate(fragments, src_key_padding_mask=ignored)
+        with attention_without_cudnn():
+            related = self.relate(fragments, src_key_padding_mask=ignored)
         largest = self._largest(fragments, mask)
         pooled: Tensor = self.residual * largest + (1 - self.residual) * self.mean(related, mask)
         return pooled

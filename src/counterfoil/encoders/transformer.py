@@ -13,10 +13,10 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
 from counterfoil.core.errors import CheckpointError, ConfigError
+from counterfoil.core.tensors.modes import attention_without_cudnn
 from counterfoil.encoders.bert import (
     language_model_refusals,
     load_language_config,
@@ -36,9 +36,6 @@ BASE = 768
 
 HEAD_WIDTH = 64
 """Width of an attention head if the number of heads is not given."""
-
-BACKENDS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
-"""Not cuDNN's attention, which builds a plan for every new shape."""
 
 Part = TypeVar("Part", bound=nn.Module)
 
@@ -183,7 +180,7 @@ class TransformerLayer(nn.Module):
         else:
             q, k, v = packing.spread(self.qkv(x)).chunk(3, dim=-1)
         q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in (q, k, v))
-        with sdpa_kernel(BACKENDS):
+        with attention_without_cudnn():
             attended = F.scaled_dot_product_attention(
                 q, k, v, packing.mask, self.dropout.p if self.training else 0.0
             )

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from counterfoil.core.errors import ConfigError
 from counterfoil.core.registry import refuse_unused
+from counterfoil.core.tensors.modes import attention_without_cudnn
 from counterfoil.encoders.encoded import Encoded
 from counterfoil.encoders.pooling import relation_layer
 from counterfoil.kernels.attention import leaky, similarities
@@ -108,7 +109,8 @@ class InstanceGraph(nn.Module):
         bias = self.mask_weight * relations.relevance
         bias = bias.masked_fill(~relations.connected, -torch.inf)
         nodes = torch.cat([images.whole, texts.whole])
-        nodes = F.normalize(self.layer(nodes[None], bias)[0], dim=-1)
+        with attention_without_cudnn():
+            nodes = F.normalize(self.layer(nodes[None], bias)[0], dim=-1)
         target = (-distances(images.whole.detach(), texts.whole.detach())).exp()
         regularizer = divergence(relations.image_to_text, target)
         regularizer = regularizer + divergence(relations.text_to_image, target.T)

@@ -29,7 +29,7 @@ from counterfoil.reproduce.results import (
     read_cost,
     table_rows,
 )
-from counterfoil.reproduce.runner import Outcome, describe
+from counterfoil.reproduce.runner import DIVERGED, Outcome, describe
 from counterfoil.reproduce.spec import (
     Curves,
     Examples,
@@ -161,7 +161,8 @@ class _Collector:
                     continue
                 numbers = {key: report[key] for key in METRICS if key in report}
                 each.append(SeedResult(seed=seed, recipe=row.result.recipe, numbers=numbers))
-        update = {"errors": errors, "missing": missing}
+        diverged = not each and any(DIVERGED in error for error in errors)
+        update = {"errors": errors, "missing": missing, "diverged": diverged}
         return row.result.with_each(each).model_copy(update=update)
 
     def _test(self, members: Sequence[PlannedRun], row: TableRow) -> dict[str, float]:

@@ -17,7 +17,8 @@ def edge(rows: Sequence[RowResult]) -> Side | None:
 
     A value whose run failed counts as tried: a rate that diverges is no reason to try larger ones.
     """
-    tried = [row.value for row in rows if row.value is not None and (row.each or row.errors)]
+    ran = [row for row in rows if row.each or row.errors or row.diverged]
+    tried = [row.value for row in ran if row.value is not None]
     best = best_value(rows)
     if best is None or len(tried) < 2:
         return None
@@ -57,7 +58,7 @@ def value_beyond(values: Sequence[float], side: Side, log: bool) -> float | None
 
 def latest(stored: Reproduction, now: Reproduction) -> Reproduction:
     """The stored rows that have numbers, and of the others what this call says of them."""
-    known = {tuple(row.label): row for row in stored.rows if row.each}
+    known = {tuple(row.label): row for row in stored.rows if row.each or row.diverged}
     rows = [known.pop(tuple(row.label), row) for row in now.rows]
     return now.model_copy(update={"rows": [*rows, *known.values()]})
 
@@ -89,11 +90,31 @@ def widened(sweep: Sweep, result: Reproduction) -> Sweep | None:
 
 def _wider(sweep: Sweep, line: Line, result: Reproduction) -> Line:
     rows = of_line(result, line)
-    side = edge(rows)
-    if side is None or len(line.values) >= sweep.beyond or any(row.missing for row in rows):
+    if any(row.missing for row in rows):
         return line
-    beyond = value_beyond(sweep.values_of(line), side, sweep.log)
+    beyond = next_value(sweep, line, rows)
     return line if beyond is None else _with(line, [beyond], sweep)
+
+
+def next_value(sweep: Sweep, line: Line, rows: Sequence[RowResult]) -> float | None:
+    """The value next to a best one that is at an edge of what was tried; None if it is inside.
+
+    This is a value of the grid that was left out, or one beyond it, as far as ``beyond`` allows.
+    """
+    side, best = edge(rows), best_value(rows)
+    if side is None or best is None:
+        return None
+    values = sorted(sweep.values_of(line), reverse=side == "below")
+    further = values[values.index(best) + 1 :]
+    if further:
+        return further[0]
+    return None if len(line.values) >= sweep.beyond else value_beyond(values, side, sweep.log)
+
+
+def with_value(sweep: Sweep, run: str, value: float) -> Sweep:
+    """The sweep in which the line of ``run`` has this value, too."""
+    lines = [_with(line, [value], sweep) if line.run == run else line for line in sweep.lines]
+    return sweep.model_copy(update={"lines": lines})
 
 
 def _with(line: Line, values: Sequence[float | None], sweep: Sweep) -> Line:

@@ -145,13 +145,14 @@ def _choices(result: Reproduction) -> list[tuple[str, ...]]:
     table = [(result.columns[0], *(f"{value:g}" for value in values))]
     for run in runs:
         of_run = {row.value: row.numbers.get("rsum") for row in result.rows if row.label[0] == run}
+        diverged = {row.value for row in result.rows if row.label[0] == run and row.diverged}
         most = max((number.mean for number in of_run.values() if number), default=None)
         if most is None:  # nothing of it has been run yet
             continue
         cells = []
         for value in values:
             number = of_run.get(value)
-            text = number.text() if number else ""
+            text = number.text() if number else "diverged" if value in diverged else ""
             cells.append(f"**{text}**" if number and number.mean == most else text)
         table.append((_safe(run), *cells))
     return table
@@ -169,7 +170,9 @@ def _rows(result: Reproduction) -> list[tuple[str, ...]]:
     for row in result.rows:
         cells = [_cell(row, metric, result.published_on) for metric in metrics]
         cells += _measures(result, row)
-        if row.errors and not row.numbers:
+        if row.diverged:
+            cells[-1] = f"diverged {cells[-1]}".strip()
+        elif row.errors and not row.numbers:
             cells[-1] = f"failed {cells[-1]}".strip()
         elif row.missing and not row.numbers:
             cells[-1] = f"not finished {cells[-1]}".strip()

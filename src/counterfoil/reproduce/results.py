@@ -85,7 +85,8 @@ class RowResult(Report):
     """One row: numbers of its runs, published numbers, errors.
 
     ``swept`` says that all its runs have values that a sweep on dev chose, for them or for runs
-    that they extend. ``tuned``: for them, and inside the sweep's grid.
+    that they extend. ``tuned``: for them, and inside the sweep's grid. ``diverged``: it has no
+    numbers, as training ended with a loss or a gradient that is not finite.
     """
 
     label: list[str]
@@ -99,6 +100,7 @@ class RowResult(Report):
     swept: bool = False
     tuned: bool = False
     errors: list[str] = Field(default_factory=list)
+    diverged: bool = False
     missing: int = 0
     note: str | None = None
     value: float | None = None

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
-from counterfoil.core.errors import CounterfoilError
+from counterfoil.core.errors import CounterfoilError, DivergedError
 from counterfoil.core.progress import Progress
 from counterfoil.core.storage.locks import locked_in_turn
 from counterfoil.core.tensors.device import choose_device
@@ -20,6 +20,9 @@ from counterfoil.training.run import execute
 from counterfoil.training.run_data import read_data, shared_train_split
 
 T = TypeVar("T")
+
+DIVERGED = "diverged: "
+"""How `describe` begins an error of training that diverged."""
 
 RETRIES = 2
 """How often a run that ran out of GPU memory in parallel is retried."""
@@ -160,7 +163,9 @@ def do_one(
 
 
 def describe(error: BaseException) -> str:
-    """An error as one line; errors from elsewhere begin with their type."""
+    """An error as one line; errors from elsewhere begin with their type, others with `DIVERGED`."""
+    if isinstance(error, DivergedError):
+        return DIVERGED + " ".join(str(error).split())
     text = str(error) if isinstance(error, CounterfoilError) else f"{type(error).__name__}: {error}"
     return " ".join(text.split())
 

@@ -94,14 +94,19 @@ def merged(
 ) -> Reproduction:
     """Merge new results into the stored ones, per row and seed; new numbers replace old ones.
 
-    A new row without numbers, for example of an interrupted call, does not replace a stored one.
+    A new row without numbers, for example of an interrupted call, does not replace a stored one,
+    unless that has none either and its run diverged now.
     ``order`` has the labels of all rows, of which ``result`` may have only some.
     """
     known = known or {}
     before = {tuple(row.label): row for row in stored.rows} if stored is not None else {}
     rows_now = [_with_known(row, known.get(row.recipe, {})) for row in result.rows]
     labeled = {tuple(row.label): row for row in rows_now}
-    now = {label: row for label, row in labeled.items() if row.each or label not in before}
+    now = {
+        label: row
+        for label, row in labeled.items()
+        if row.each or label not in before or (row.diverged and not before[label].each)
+    }
     every = {**before, **now}
     labels = [label for label in map(tuple, order) if label in every] if order else list(every)
     labels += _further_values(every, labels)
@@ -148,7 +153,8 @@ def _with_known(row: RowResult, known: Mapping[int, SeedResult]) -> RowResult:
     new = {one.seed: one for one in row.each}
     each = [_both(known.get(seed), new.get(seed)) for seed in {*known, *new}]
     missing = max(0, row.missing - len(each) + len(row.each))
-    return row.with_each(each).model_copy(update={"missing": missing})
+    update = {"missing": missing, "diverged": row.diverged and not each}
+    return row.with_each(each).model_copy(update=update)
 
 
 def _both(old: SeedResult | None, new: SeedResult | None) -> SeedResult:
@@ -162,7 +168,8 @@ def _both(old: SeedResult | None, new: SeedResult | None) -> SeedResult:
 def write_stored(folder: Path, result: Reproduction, name: str) -> Path:
     """Write a file of the store, without paths of this machine.
 
-    Errors are not stored, as the call has reported them; a failed seed counts as missing.
+    Errors are not stored, as the call has reported them; a failed seed counts as missing, unless
+    it diverged: that is a result.
     """
     path = folder / name
     folder.mkdir(parents=True, exist_ok=True)
@@ -173,7 +180,7 @@ def write_stored(folder: Path, result: Reproduction, name: str) -> Path:
 
 
 def _without_errors(row: RowResult) -> RowResult:
-    failed = int(bool(row.errors) and not row.each)
+    failed = int(bool(row.errors) and not row.each and not row.diverged)
     return row.model_copy(update={"errors": [], "missing": max(row.missing, failed)})
 
 

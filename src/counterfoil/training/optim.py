@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from counterfoil.core.config import OptimizerConfig, ScheduleConfig, TrainConfig
-from counterfoil.core.errors import ConfigError, TrainingError
+from counterfoil.core.errors import ConfigError, DivergedError
 from counterfoil.encoders.bert import pretrained_ids
 from counterfoil.encoders.dual import Tower
 
@@ -164,7 +164,7 @@ class OptimizerStep:
     def step(self, norm: float, number: int) -> None:
         """Clip the gradient of the given norm, update the parameters, advance the schedule."""
         if not math.isfinite(norm) and not self.scaler.is_enabled():
-            raise TrainingError(
+            raise DivergedError(
                 f"step {number}: the gradient is not a finite number ({self._nonfinite()}), the "
                 "update was not made; lower train.optimizer.lr or use train.precision=float32"
             )

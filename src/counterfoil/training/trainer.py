@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from counterfoil.core.config import RunConfig
 from counterfoil.core.distributed import any_process, gather_unique, rank, world_size
-from counterfoil.core.errors import RemoteError, TrainingError
+from counterfoil.core.errors import DivergedError, RemoteError, TrainingError
 from counterfoil.core.progress import Progress, Silent
 from counterfoil.core.tensors.device import choose_device
 from counterfoil.data.batches.collate import PairBatch
@@ -256,7 +256,7 @@ class Trainer:
             return
         split = self.batches.items.split  # without held-out images
         images = [split.ids[int(i)] for i in batch.image_ids[:8]]
-        raise TrainingError(
+        raise DivergedError(
             f"epoch {self.position.epoch + 1}, batch {self.position.batch}: the loss is {value}; "
             f"stopped before the update. First images of the batch: {', '.join(images)}. Look at "
             "them with: counterfoil data inspect; or lower train.optimizer.lr"

@@ -1,9 +1,9 @@
-"""Temporarily switch a module to eval mode, or to operations that can be exported."""
+"""Temporarily switch to eval mode, to operations that can be exported, or to other kernels."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from typing import Any, Protocol
 
@@ -41,3 +41,14 @@ def exporting() -> Iterator[None]:
 
 def is_exporting() -> bool:
     return _exporting.get()
+
+
+def attention_without_cudnn() -> AbstractContextManager[None]:
+    """Inside, `scaled_dot_product_attention` does not use cuDNN.
+
+    cuDNN builds a plan for every new shape, and its gradients can be wrong where a mask is given.
+    """
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    backends = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+    return sdpa_kernel(backends)
