@@ -14,6 +14,7 @@ from counterfoil.models import resolve
 from counterfoil.objectives import create_objective, objectives
 from counterfoil.reproduce.artifact import Sweep
 from counterfoil.reproduce.catalogue import load_artifact, names
+from counterfoil.reproduce.grid import with_tried
 from counterfoil.reproduce.plan import Settings, find_data_set, make_plan
 from counterfoil.reproduce.present import pages_to_fill
 from counterfoil.reproduce.results import table_rows
@@ -246,6 +247,8 @@ def test_stored_results_are_of_the_settings_that_would_be_trained_now(
     result = read_stored(stored / f"flickr8k.{name}@lite2-36.json")
     tuning = [read_stored(stored / f"flickr8k.{tuned_by}@lite2-36.json")] if tuned_by else []
     artifact = load_artifact(f"flickr8k.{name}")
+    if isinstance(artifact, Sweep):
+        artifact = with_tried(artifact, result)
     overrides = tuple(result.overrides)
     settings = Settings("lite2-36", "f8k", "full", 1, overrides, best_values(*tuning))
     rows = table_rows(make_plan(artifact, settings, tmp_path))
