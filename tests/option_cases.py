@@ -97,6 +97,7 @@ ANY: dict[tuple[str, str], Together] = {
     ("matcher", "slots"): Together("read by this form only", [20], {"form": "reference"}),
     ("objective", "extractor"): Together("the other one is an optional package", ["nobody"]),
     ("objective", "generator"): Together(FOLDER, ["$CROSS"]),
+    ("objective", "judge"): Together(FOLDER, ["$CROSS"]),
     ("objective", "source"): Together("rules, a file or a run", ["rules:swap", "$CROSS"]),
 }
 """For every entry of a kind that has the option."""

@@ -15,8 +15,16 @@ from counterfoil.models import save_pretrained
 from counterfoil.objectives.tags import MLM, TAGS, TAGSDC
 from counterfoil.training.step import TrainingBatchServices, score_batch
 from tests.conftest import make_split
-from tests.objectives.live import prepare
-from tests.objectives.test_tags import SMALL, batch_of, logits_one_by_one, remembered, small, step
+from tests.objectives.live import prepare, score, small_model
+from tests.objectives.test_tags import (
+    SMALL,
+    batch_of,
+    logits_one_by_one,
+    remembered,
+    small,
+    step,
+    words_of,
+)
 
 
 @pytest.fixture(scope="module")
@@ -112,3 +120,60 @@ def test_masks_may_take_their_share_of_the_whole_sentence(split, kind) -> None:
         most = len({place for unit in units for place in unit}) / count
         expected = min(max(0.15, expected_share(units, count, 0.0)), most)
         assert share == pytest.approx(expected, abs=0.05), split.texts[caption]
+
+
+def gaps_one_by_one(scorer, model, split, made, captions, images) -> list[float]:
+    """How far captions score above their foils, for the given images."""
+    gaps = []
+    for row, (caption, image) in enumerate(zip(captions, images, strict=True)):
+        own = score(scorer, split, image, split.texts[caption])
+        foils = made.foils[row][made.real[row]]
+        gaps += [own - score(scorer, split, image, words_of(model, ids)) for ids in foils]
+    return gaps
+
+
+@pytest.mark.parametrize("kind", ["vse-fc", "naaf"])
+def test_what_a_judge_scores_as_high_as_the_caption_is_no_foil(split, kind, tmp_path) -> None:
+    judge, model, captions = small_model(split, kind), small(split), [0, 3, 5, 9]
+    save_pretrained(judge, tmp_path / "judge")
+    images, gaps = [caption // 2 for caption in captions], {}
+    for folder in ("", str(tmp_path / "judge")):
+        objective = TAGS(**SMALL, rank=1.0, judge=folder)
+        written = remembered(objective, split, model)
+        step(objective, model, batch_of(split, model, captions))
+        gaps[folder] = gaps_one_by_one(judge, model, split, written.last, captions, images)
+    plain, judged = gaps.values()
+    assert min(plain) < 0 < max(plain)
+    assert judged
+    assert min(judged) > 0
+
+
+def test_a_judge_must_read_the_same_words(split, tmp_path) -> None:
+    few = split.select(range(2))
+    save_pretrained(small_model(few, "vse-fc"), tmp_path / "judge")
+    with pytest.raises(ConfigError, match="another vocabulary"):
+        prepare(TAGS(**SMALL, judge=str(tmp_path / "judge")), split, small(split))
+
+
+@pytest.mark.parametrize("kind", [TAGS, TAGSDC])
+def test_the_gap_to_a_foil_counts_beyond_the_one_for_another_image(split, kind) -> None:
+    model, captions = small(split), [0, 1, 4, 9]  # the first two share their image
+    objective = kind(**SMALL, mlm=0.0, rank=1.0, margin=0.02, other_images=True)
+    written = remembered(objective, split, model)
+    _, diagnostics = step(objective, model, batch_of(split, model, captions))
+    own = gaps_one_by_one(model, model, split, written.last, captions, [0, 0, 2, 4])
+    other = gaps_one_by_one(model, model, split, written.last, captions, [2, 2, 4, 0])
+    costs = [max(0, 0.02 - a + b) for a, b in zip(own, other, strict=True)]
+    assert float(diagnostics["tags/rank"]) == pytest.approx(np.mean(costs), abs=1e-5)
+    assert float(diagnostics["tags/gap"]) == pytest.approx(np.mean(own), abs=1e-5)
+
+
+def test_without_another_image_the_gap_counts_alone(split) -> None:
+    model = small(split)
+    costs = []
+    for other_images in (False, True):
+        objective = TAGS(**SMALL, rank=1.0, other_images=other_images)
+        prepare(objective, split, model)
+        torch.manual_seed(2)
+        costs.append(float(step(objective, model, batch_of(split, model, [0, 1]))[0]))
+    assert costs[0] == pytest.approx(costs[1])

@@ -106,7 +106,7 @@ def sweeps(*names: str) -> list[Sweep]:
 
 def test_the_budget_is_the_same_for_every_method_and_covers_the_tables() -> None:
     first = sweeps("tuning", "tuning-tags")
-    wide = sweeps("rates", "rates-guided")
+    wide = sweeps("rates", "rates-guided", "rates-uniter")
     assert {(one.key, len(one.values)) for one in first} == {("train.optimizer.lr", 3)}
     assert {(one.key, len(one.values)) for one in wide} == {("train.optimizer.lr", 6)}
     tuned = {line.run for sweep in [*first, *wide] for line in sweep.lines}
@@ -120,7 +120,7 @@ def test_the_budget_is_the_same_for_every_method_and_covers_the_tables() -> None
 
 def test_the_wide_grid_of_rates_goes_beyond_the_former_one_and_does_not_end_at_an_edge() -> None:
     (former,) = sweeps("tuning")
-    for wide in sweeps("rates", "rates-guided", "warmup", "decay"):
+    for wide in sweeps("rates", "rates-guided", "rates-uniter", "warmup", "decay"):
         assert wide.beyond
     assert max(sweeps("rates")[0].values) >= 8 * max(former.values)
 

@@ -413,19 +413,25 @@ def hardest_foils(
     own: Tensor,
     score: Scorer,
     most: int,
+    judge: Scorer | None = None,
 ) -> Foils:
     """The ``most`` best-scoring candidates that are no false negatives, copies or duplicates.
 
-    Only candidates that can be selected are scored.
+    Only candidates that can be selected are scored. Those that a ``judge`` scores as high as the
+    true caption may be true, and are not selected.
     """
     useful = is_new(candidates, captions, own)
     useful &= is_best_copy(candidates, torch.zeros_like(useful, dtype=torch.float))
+    if judge is not None and useful.any():
+        rows = useful.nonzero()[:, 0]
+        true = judge(torch.arange(len(captions), device=captions.device), captions)
+        useful[useful.clone()] = judge(rows, candidates[useful]) < true[rows]
     scores = torch.full(useful.shape, -torch.inf, device=captions.device)
     if useful.any():
         scores[useful] = score(useful.nonzero()[:, 0], candidates[useful]).float()
     selected = select_foils(candidates, captions, scores, own, most)
-    real = selected != NONE
     index = selected.clamp(min=0)
+    real = (selected != NONE) & useful.gather(1, index)
     length = captions.shape[1]
     wide = index[..., None].expand(-1, -1, length)
     samples = candidates.shape[1] // masked.labels.shape[1]

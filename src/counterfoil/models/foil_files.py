@@ -30,8 +30,8 @@ from counterfoil.foils.files import (
 from counterfoil.foils.generation import Foils, own_tokens
 from counterfoil.foils.spacy_graph import create_extractor
 from counterfoil.models.foil_generator import (
-    CrossReader,
     Masker,
+    PairReader,
     cross_encoder_of,
     spell_foil,
     write_foils,
@@ -83,7 +83,7 @@ class FoilAuthor:
         masked = self.masker.mask(captions, texts.ids, self.options.masks, rng)
         known = own_tokens((chain.from_iterable(map(text.encode, true)) for true in own), device)
         encoded = self.model.encode_images(pad_fragments(images).to(device))
-        reader = CrossReader(self.model, encoded, texts.mask)
+        reader = PairReader(self.model, encoded, texts.mask)
         wanted = replace(self.options, kept=OVERSAMPLING * self.options.kept)
         with _seeded(int(rng.integers(1 << 62)), device):
             foils = write_foils(

@@ -40,6 +40,7 @@ from counterfoil.foils.generation import (
 )
 from counterfoil.foils.rules import in_case_of
 from counterfoil.foils.spacy_graph import create_extractor
+from counterfoil.matchers.base import paired_scores
 from counterfoil.matchers.cross_encoder import CrossEncoder
 from counterfoil.models.model import Model
 from counterfoil.objectives.foils import anchor_rows, pair_images
@@ -90,8 +91,8 @@ class Masker:
         return mask_captions(ids, units, versions, self.tokens, [rng] * len(units), rates)
 
 
-class CrossReader:
-    """A cross-encoder that reads sentences [n, W] with the images of captions [n]."""
+class PairReader:
+    """A model that reads sentences [n, W] with the images of captions [n]."""
 
     def __init__(self, model: Model, images: Encoded, lengths: Tensor) -> None:
         self.model, self.images, self.lengths = model, images, lengths
@@ -107,10 +108,11 @@ class CrossReader:
 
     def score(self, rows: Tensor, ids: Tensor) -> Tensor:
         """A `Scorer`."""
-        matcher = cross_encoder_of(self.model)
         return torch.cat(
             [
-                matcher.paired(self.images[rows[at]], self._texts(rows[at], ids[at]))
+                paired_scores(
+                    self.model.matcher, self.images[rows[at]], self._texts(rows[at], ids[at])
+                )
                 for at in torch.arange(len(rows), device=rows.device).split(BLOCK)
             ]
         )
@@ -123,7 +125,8 @@ class FoilMaker:
     """Foils for the captions of training batches (`objectives.services.Generator`).
 
     Captions are read from the split, without augmentation. If a ``generator`` is given, it fills
-    the masks, frozen. The model in training always selects the hardest foils.
+    the masks, frozen. The model in training always selects the hardest foils, of those that the
+    ``judge`` does not score as high as the caption.
     """
 
     def __init__(
@@ -133,6 +136,7 @@ class FoilMaker:
         options: GeneratorOptions,
         seed: int,
         generator: Model | None = None,
+        judge: Model | None = None,
     ) -> None:
         if min(options.masks, options.samples, options.kept) < 1:
             raise ConfigError("foils: masks, samples and kept must all be at least 1")
@@ -144,6 +148,7 @@ class FoilMaker:
             generator.eval().requires_grad_(False)
         self.split, self.model, self.options, self.seed = split, model, options, seed
         self.generator = generator
+        self.judge = None if judge is None else judge.eval().requires_grad_(False)
         self.masker = Masker(model.text, options.unit, options.extractor, options.share)
         # captions repeat in every epoch, and tokenizing them takes longer than a step
         self.ids_of = Once(self._ids_of)
@@ -210,11 +215,12 @@ class FoilMaker:
         own: Tensor,
         numbers: Tensor,
     ) -> Foils:
-        def reader(model: Model) -> CrossReader:
-            return CrossReader(model, model.encode_images(images)[rows], captions.mask)
+        def reader(model: Model) -> PairReader:
+            return PairReader(model, model.encode_images(images)[rows], captions.mask)
 
         scorer = reader(self.model)
         filler = scorer if self.generator is None else reader(self.generator)
+        judge = None if self.judge is None else reader(self.judge).score
         return write_foils(
             captions.ids,
             masked,
@@ -224,6 +230,7 @@ class FoilMaker:
             scorer.score,
             self.options,
             numbers,
+            judge,
         )
 
 
@@ -236,14 +243,15 @@ def write_foils(
     score: Scorer,
     options: GeneratorOptions,
     numbers: Tensor | None = None,
+    judge: Scorer | None = None,
 ) -> Foils:
     """Refill masked captions, and select the hardest that are no false negatives.
 
-    ``numbers`` as in `refill`.
+    ``numbers`` as in `refill`, ``judge`` as in `hardest_foils`.
     """
     ordinary = torch.from_numpy(tokens.ordinary).to(captions.device)
     candidates = refill(masked, fill, ordinary, options.samples, options.temperature, numbers)
-    return hardest_foils(captions, masked, candidates, own, score, options.kept)
+    return hardest_foils(captions, masked, candidates, own, score, options.kept, judge)
 
 
 def cross_encoder_of(model: Model, heads: Sequence[str] = ()) -> CrossEncoder:

@@ -101,7 +101,8 @@ class GeneratorOptions:
     Masks cover one ``unit`` each. ``run`` is the folder of the frozen model that fills the masks
     (static), or empty for the model in training (dynamic). Only ``anchors`` captions of a
     global batch get foils (0: all). ``share`` is the base of the 15 % that are masked: the words in
-    units (public code), or all words of the sentence (the paper).
+    units (public code), or all words of the sentence (the paper). ``judge`` is the folder of a run:
+    what it scores as high as the caption is no foil.
     """
 
     masks: int
@@ -113,6 +114,7 @@ class GeneratorOptions:
     run: str = ""
     anchors: int = 0
     share: MaskShare = "units"
+    judge: str = ""
 
     def __post_init__(self) -> None:
         if not 0 < self.temperature < math.inf:

@@ -91,6 +91,11 @@ class ScoredFoils:
     scores: Tensor
     states: CrossStates | None = None
 
+    @property
+    def gaps(self) -> Tensor:
+        """How far captions score above their foils [F]."""
+        return self.true[self.owners] - self.scores
+
 
 @objectives.register("tags")
 class TAGS(Objective):
@@ -107,6 +112,11 @@ class TAGS(Objective):
     then learns no masked words, so ``mlm`` must not be set. Without a generator, the model in
     training fills the masks (dynamic). ``anchors``: how many pairs of a batch get foils (0: all),
     evenly spaced, for batches that are large to have many candidates.
+
+    Two options against foils that teach no image, which the paper does not have. ``judge``: a run,
+    such as NAAF; fillings that it scores as high as the caption may be true, and are no foils.
+    ``other_images``: in eq. 6, a caption must be further above its foil for its own image than for
+    another one of the batch, so that it earns nothing for an unlikely sentence.
     """
 
     requires = "the captions of the batch and a model that fills their masks"
@@ -129,6 +139,8 @@ class TAGS(Objective):
         generator: str = "",
         anchors: int = 0,
         mask_share: MaskShare = "units",
+        judge: str = "",
+        other_images: bool = False,
     ) -> None:
         super().__init__()
         if generator and not rank and not self.reads_words:
@@ -140,9 +152,19 @@ class TAGS(Objective):
             key = f"objective.{'tags-dc' if self.reads_words else 'tags'}"
             refuse_unused(type(self), key, "a generator (which fills the masks)", mlm=mlm)
         self.options = GeneratorOptions(
-            masks, samples, kept, temperature, unit, extractor, generator, anchors, mask_share
+            masks,
+            samples,
+            kept,
+            temperature,
+            unit,
+            extractor,
+            generator,
+            anchors,
+            mask_share,
+            judge,
         )
         self.margin, self.mlm, self.rank = margin, mlm, rank
+        self.other_images = other_images
         self._generator: Generator | None = None
 
     def prepare(self, training: RunSetup) -> None:
@@ -162,9 +184,11 @@ class TAGS(Objective):
             return self._mlm_term(services, self._generator.mask(services, context.step))
         generated = self._generator(services, context.step)  # eq. 2, 3 and 5
         mlm = self._mlm_term(services, generated)
-        foils = score_foils(services, _images(services, generated), generated, self.reads_words)
-        gaps = foils.true[foils.owners] - foils.scores
-        rank = global_mean((self.margin - gaps).clamp(min=0))  # eq. 6
+        images = _images(services, generated)
+        foils = score_foils(services, images, generated, self.reads_words)
+        gaps = foils.gaps
+        others = self._gaps_elsewhere(services, images, generated)
+        rank = global_mean((self.margin - gaps + others).clamp(min=0))  # eq. 6
         words = self.word_terms(services, generated, foils)
         loss = mlm.loss + self.rank * rank + words.loss  # eq. 9
         if not context.logging:
@@ -178,6 +202,17 @@ class TAGS(Objective):
                 "tags/rank": rank.detach(),
             }
         return LossReport(loss, mlm.diagnostics | diagnostics | words.diagnostics)
+
+    def _gaps_elsewhere(
+        self, services: BatchServices, images: Encoded, generated: Generated
+    ) -> Tensor:
+        """Gaps [F] between captions and foils for other images; 0 without ``other_images``."""
+        if not self.other_images:
+            return generated.real.new_zeros((), dtype=torch.float32)
+        rows = next_with_another(services.batch.owners[generated.rows])
+        elsewhere = score_foils(services, images[rows], generated, with_states=False)
+        alone = (rows == torch.arange(len(rows), device=rows.device))[elsewhere.owners]
+        return elsewhere.gaps.masked_fill(alone, 0.0)
 
     def _mlm_term(self, services: BatchServices, masked: MaskedBatch) -> LossReport:
         """Eq. 1; zero if a frozen model fills the masks."""
@@ -226,6 +261,8 @@ class TAGSDC(TAGS):
         original: float = CLASS_WEIGHTS[1],
         correct_over: Literal["masked", "sentence"] = "masked",
         mask_share: MaskShare = "units",
+        judge: str = "",
+        other_images: bool = False,
     ) -> None:
         super().__init__(
             masks=masks,
@@ -240,6 +277,8 @@ class TAGSDC(TAGS):
             generator=generator,
             anchors=anchors,
             mask_share=mask_share,
+            judge=judge,
+            other_images=other_images,
         )
         self.correct_over = correct_over
         self.discrimination, self.correction = discrimination, correction
@@ -279,6 +318,18 @@ class TAGSDC(TAGS):
 def _images(services: BatchServices, masked: MaskedBatch) -> Encoded:
     """The images [B] of the masked captions."""
     return services.images[pair_images(services.batch)[masked.rows]]
+
+
+def next_with_another(images: Tensor) -> Tensor:
+    """For each pair of a batch, the next one, around its end, with another image; itself if none.
+
+    >>> next_with_another(torch.tensor([0, 0, 1, 2]))
+    tensor([2, 2, 3, 0])
+    """
+    own = torch.arange(len(images), device=images.device)
+    steps = (own - own[:, None]) % len(images)  # from each row to each other one
+    same = images[:, None] == images
+    return torch.where(same.all(1), own, steps.masked_fill(same, len(images)).argmin(1))
 
 
 def mlm_losses(services: BatchServices, images: Encoded, batch: MaskedBatch) -> Tensor:

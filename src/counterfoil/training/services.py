@@ -180,7 +180,13 @@ class TrainingRunSetup:
             self.progress.say(
                 f"{options.run} (frozen) fills the masks; this run does not learn to fill them"
             )
-        return FoilMaker(self.train, self._model, options, self.seed, other)
+        judge = self._other(options.judge) if options.judge else None
+        if judge is not None and not same_ids(judge.text, self.text):
+            raise ConfigError(
+                f"{options.judge}: the judge has another vocabulary than this run; "
+                "train it on the same data, or set data.vocabulary in both"
+            )
+        return FoilMaker(self.train, self._model, options, self.seed, other, judge)
 
     def _other(self, run: str) -> Model:
         return load_teacher(Path(run), self.train).to(self.device)

@@ -22,7 +22,7 @@ from counterfoil.evaluation.foils.scores import blocks, encode_sentences
 from counterfoil.evaluation.foils.sets import FoilPair
 from counterfoil.features.pretrained import refusals
 from counterfoil.foils.generation import MaskTokens
-from counterfoil.models.foil_generator import CrossReader, cross_encoder_of
+from counterfoil.models.foil_generator import PairReader, cross_encoder_of
 from counterfoil.models.model import Model
 
 
@@ -64,7 +64,7 @@ class RunFluency:
         ids[index, positions] = self.tokens.mask
         masked = torch.zeros_like(ids, dtype=torch.bool)
         masked[index, positions] = True
-        logits = CrossReader(self.model, images, texts.mask).fill(rows, ids, masked).float()
+        logits = PairReader(self.model, images, texts.mask).fill(rows, ids, masked).float()
         log_probs = logits[:, ordinary].log_softmax(-1)
         targets = torch.searchsorted(ordinary, texts.ids[rows, positions])
         return -log_probs.gather(1, targets[:, None])[:, 0]
