@@ -95,6 +95,7 @@ def features(
     """
     opt.check_part(part, merge)
     from counterfoil.core.parts import AUTO, Part
+    from counterfoil.core.storage.atomic import check_folder_target
     from counterfoil.data.formats.base import HASHED
     from counterfoil.features.build import build_features, check_choices, default_backbone
     from counterfoil.features.parts import extract_part
@@ -110,6 +111,8 @@ def features(
     backbone_options = parse_options(backbone_option, "--backbone-option")
     check_choices(name, backbone_options, to)
     _refuse_backbone_options(options, name)
+    # a part does not replace OUT yet; --merge may be given with --overwrite
+    check_folder_target(out, overwrite=overwrite or part not in (None, AUTO))
     data = _read(pairs, format, options, cache, bars)
     for problem in data.problems:
         if problem.kind == HASHED:
