@@ -304,7 +304,7 @@ case(
 case(
     "coco: ids given twice",
     coco({"images": COCO["images"] * 2, "annotations": []}),
-    "image '1': the id is taken by the",
+    "image '1' (a.png): the id is taken",
 )
 case(
     "coco: a caption that is a number",
