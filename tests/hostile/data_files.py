@@ -138,7 +138,7 @@ case(
 case(
     "csv: a quote that never ends",
     table("captions.csv", CSV + '"a.png,train,' + "x" * MIB),
-    "not readable (unexpected end of",
+    'the quote (") that opens a field',
 )
 case(
     "csv: a row too long",
