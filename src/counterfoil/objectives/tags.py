@@ -142,6 +142,7 @@ class TAGS(Objective):
         self.options = GeneratorOptions(
             masks, samples, kept, temperature, unit, extractor, generator, anchors, mask_share
         )
+        self._require_nonnegative(margin=margin, mlm=mlm, rank=rank)
         self.margin, self.mlm, self.rank = margin, mlm, rank
         self._generator: Generator | None = None
 
@@ -241,6 +242,8 @@ class TAGSDC(TAGS):
             anchors=anchors,
             mask_share=mask_share,
         )
+        self._require_nonnegative(discrimination=discrimination, correction=correction)
+        self._require_nonnegative(replaced=replaced, original=original)
         self.correct_over = correct_over
         self.discrimination, self.correction = discrimination, correction
         self.class_weights = (replaced, original)
