@@ -229,3 +229,16 @@ def test_unknown_words_change_no_finding_and_captions_of_such_words_alone_are_sk
     found = next(finding for finding in odd.findings if finding.kind == "mismatch")
     assert [(word.word, word.span) for word in found.unknown_words] == [("zorp", (0, 4))]
     assert "zorp" not in [word.word for word in found.wrong_words]
+
+
+def test_an_emoji_is_named_as_an_unknown_word_and_a_caption_of_emoji_skipped(
+    learned, concepts
+) -> None:
+    emoji = "\U0001f469\u200d\U0001f680"
+    captions = [[f"{emoji} {text}" for text in texts] for texts in concepts.test.captions]
+    captions[0] = [*captions[0], emoji]
+    odd = audit_split(learned, replace(concepts.test, captions=captions), threshold=0.01)
+    assert (odd.summary.unknown_words, odd.summary.unknown_captions) == (1, 1)
+    assert any(note.endswith(f"captions: {emoji}") for note in odd.summary.notes)
+    finding = next(finding for finding in odd.findings if finding.kind == "mismatch")
+    assert [(word.word, word.span) for word in finding.unknown_words] == [(emoji, (0, 3))]

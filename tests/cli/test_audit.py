@@ -7,6 +7,7 @@ import io
 import json
 import re
 
+import numpy as np
 import pytest
 import torch
 
@@ -293,6 +294,31 @@ def test_photos_are_audited_and_unreadable_ones_counted(run, photos, tmp_path) -
     assert "<img src=x" not in page
     assert "&lt;img src=x" in page
     assert re.search("Left out: .*/3: ", page)
+
+
+def test_what_is_left_out_is_named_in_the_terminal_too(run, photos, tmp_path) -> None:
+    table = photos / "captions.jsonl"
+    rows = [{"image": f"lost {n}.png", "captions": ["a dog"]} for n in range(7)]
+    table.write_text(table.read_text() + "".join(json.dumps(row) + "\n" for row in rows))
+    printed = invoke("audit", run, photos, "-o", tmp_path / "out", "--cache", tmp_path / "cache")
+    assert "left out, unreadable-image: 1\n" in printed
+    assert re.search(r"\n  train/3: .*3\.png.* \[unreadable-image\]\n", printed)
+    assert "left out, missing-image: 7\n" in printed
+    named = re.findall(r"there is no image file '(lost \d\.png)'", printed)
+    assert named == [f"lost {n}.png" for n in range(5)]
+    assert "  … and 2 more (see the report, or: counterfoil data inspect)\n" in printed
+
+
+def test_images_that_the_model_cannot_read_are_named_in_the_terminal(run, pairs, tmp_path) -> None:
+    convert(pairs, tmp_path / "data", "scan")
+    features = tmp_path / "data" / "test_ims.npy"
+    values = np.load(features)
+    values[:7] = np.nan
+    np.save(features, values)
+    asked = ["audit", run, tmp_path / "data", "--split", "test", "--out", tmp_path / "out"]
+    printed = invoke(*asked, "--cache", tmp_path / "cache")
+    assert re.findall(r"left out, test: image (\S+): ", printed) == list(pairs.test.ids[:5])
+    assert "  … and 2 more (see the report)\n" in printed
 
 
 @pytest.mark.parametrize("form", ["scan", "shards"])

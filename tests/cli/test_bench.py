@@ -192,6 +192,14 @@ def test_wrong_arguments_are_refused_with_what_to_do(tmp_path, run, arguments, w
         invoke("bench", *(places.get(one, one) for one in arguments))
 
 
+def test_a_picture_that_cannot_be_written_is_refused_before_the_items_are_read(tmp_path) -> None:
+    (tmp_path / "folder.png").mkdir()
+    (tmp_path / "file").write_text("mine")
+    for out, reason in (("folder.png", "is a folder"), ("file/a.png", "file is not a folder")):
+        with pytest.raises(ConfigError, match=reason):
+            invoke("bench", "sugarcrepe", tmp_path / "absent.json", "--out", tmp_path / out)
+
+
 def test_a_faulty_file_is_refused_with_item_and_field(tmp_path) -> None:
     path = write(tmp_path, "swap_obj.json", {"7": {**small_files.SUGARCREPE["0"], "caption": []}})
     with pytest.raises(DataError, match="item '7', field 'caption': expected text, got a list"):

@@ -88,6 +88,18 @@ def test_evaluation_prints_markdown_and_writes_json(run, cache, tmp_path) -> Non
     assert json.loads((tmp_path / "r.json").read_text())["split"] == "test"
 
 
+@pytest.mark.parametrize("command", ["evaluate", "evaluate-words"])
+def test_a_report_that_cannot_be_written_is_refused_before_the_data_are_read(
+    command, run, tmp_path
+) -> None:
+    (tmp_path / "file").write_text("mine")
+    scenes = ("--data", "scenes", "--option", "images=100", "--cache", tmp_path / "cache")
+    for out, reason in ((tmp_path, "is a folder"), (tmp_path / "file" / "r.md", "not a folder")):
+        with pytest.raises(ConfigError, match=f"--out {out}: .*{reason}"):
+            invoke(command, run, *scenes, "--out", out)
+    assert not (tmp_path / "cache").exists()
+
+
 def test_scoring_an_image_with_sentences(run, cache, tmp_path) -> None:
     from counterfoil.data.images import open_image
     from counterfoil.data.load import load_pairs

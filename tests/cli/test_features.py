@@ -151,6 +151,25 @@ def test_mistakes_are_told_before_the_work(table, tmp_path) -> None:
     assert not (tmp_path / "cache").exists()
 
 
+def test_a_folder_that_cannot_be_written_is_refused_before_the_data_are_read(
+    table, tmp_path, monkeypatch
+) -> None:
+    (tmp_path / "file").write_text("mine")
+    (table / "captions.csv").write_text("no table")
+    cases = [
+        ("is a file", (tmp_path / "file",)),
+        ("file is not a folder", (tmp_path / "file" / "out",)),
+        ("file is not a folder", (tmp_path / "file" / "out", "--part", "1/2")),
+        ("not empty", (table,)),
+        ("not empty", (table, "--merge")),
+        ("would delete", (tmp_path, "--overwrite")),
+    ]
+    monkeypatch.chdir(tmp_path)
+    for message, args in cases:
+        with pytest.raises(DataError, match=message):
+            invoke(table, *SEGMENTS, "--cache", tmp_path / "cache", "--out", *args)
+
+
 def test_features_are_replaced_not_added_to(table, tmp_path) -> None:
     first, second = tmp_path / "first", tmp_path / "second"
     cache = ("--cache", tmp_path / "cache")

@@ -138,7 +138,7 @@ case(
 case(
     "csv: a quote that never ends",
     table("captions.csv", CSV + '"a.png,train,' + "x" * MIB),
-    "not readable (unexpected end of",
+    'the quote (") that opens a field',
 )
 case(
     "csv: a row too long",
@@ -304,7 +304,7 @@ case(
 case(
     "coco: ids given twice",
     coco({"images": COCO["images"] * 2, "annotations": []}),
-    "image '1': the id is taken by the",
+    "image '1' (a.png): the id is taken",
 )
 case(
     "coco: a caption that is a number",

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -67,6 +68,21 @@ def test_training_learns_and_leaves_best_last_config_and_metrics(concepts, tmp_p
     assert from_pretrained(tmp_path / "best").spec.name == "rvse-mlp"
     assert (tmp_path / "last").exists()
     assert (tmp_path / "config.yaml").exists()
+
+
+def test_a_diagnostic_with_a_gradient_is_logged_without_a_warning(concepts, tmp_path) -> None:
+    training = trainer(concepts, tmp_path, config(epochs=1))
+    (term,) = training.objective.terms.values()  # as an objective of a user might do
+    term.diagnostics = lambda directions: {"mine": directions[0].positive.mean()}
+    before = torch.is_warn_always_enabled()
+    torch.set_warn_always(True)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", message="Converting a tensor with requires_grad")
+            training.run()
+    finally:
+        torch.set_warn_always(before)
+    assert any("mine" in json.loads(line) for line in metrics(tmp_path).splitlines())
 
 
 @pytest.mark.slow

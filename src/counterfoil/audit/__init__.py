@@ -7,7 +7,7 @@ from counterfoil.audit.describe import NO_CORRECTOR, Corrector
 from counterfoil.audit.false_alarms import FalseAlarms, alarm_curve, calibrate
 from counterfoil.audit.findings import Finding, Summary, read_findings, total
 from counterfoil.audit.merge import Merged, merge_log
-from counterfoil.audit.report import check_report_folder, write_report
+from counterfoil.audit.report import check_report_folder, left_out, write_report
 from counterfoil.models.correct import can_correct
 
 __all__ = [
@@ -29,6 +29,7 @@ __all__ = [
     "can_correct",
     "check_report_folder",
     "export_corrected",
+    "left_out",
     "merge_log",
     "read_findings",
     "review_of",

@@ -25,7 +25,7 @@ from counterfoil.core.errors import DataError
 from counterfoil.core.progress import Progress, Silent
 from counterfoil.data.duplicates import Duplicate, content
 from counterfoil.data.pairs import Split
-from counterfoil.data.text.words import caption_words, is_content_word
+from counterfoil.data.text.words import caption_words, is_content_word, without_punctuation
 from counterfoil.evaluation.words.doubts import WordDoubts
 from counterfoil.models.correct import Correction, correct, correction_matcher
 from counterfoil.models.model import Model
@@ -179,8 +179,7 @@ class Describer:
         words = () if read is None else read.unknown
         return tuple(
             UnknownWord(word=writable(word.text), span=(word.start, word.end))
-            for word in words
-            if not word.is_punctuation
+            for word in without_punctuation(words)
         )
 
     def _better_image(self, number: int) -> OtherImage | None:

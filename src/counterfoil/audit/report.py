@@ -371,7 +371,7 @@ def write_report(
     wrong = [finding for finding in findings if finding.kind == "mismatch"]
     findings[: len(wrong)] = diverse_first(wrong)
     splits = {audit.split.name: audit.split for audit in audits}
-    lost = _left_out(problems, list(splits))
+    lost = left_out(problems, list(splits))
     listed = {
         "threshold": max(audit.threshold for audit in audits),
         "captions": sum(audit.listed for audit in audits),
@@ -408,7 +408,7 @@ def _image_lines(findings: Sequence[Finding], splits: Mapping[str, Split], every
     return "".join(lines)
 
 
-def _left_out(problems: Sequence[Problem], splits: Sequence[str]) -> list[Problem]:
+def left_out(problems: Sequence[Problem], splits: Sequence[str]) -> list[Problem]:
     """Problems that skipped items of these splits, or of an unnamed split."""
     return [
         problem

@@ -15,7 +15,14 @@ import counterfoil.cli.options as opt
 from counterfoil.cli.audit_benchmark import benchmark
 from counterfoil.cli.audit_review import export, merge
 from counterfoil.cli.inputs import DataChoice, check_inputs
-from counterfoil.cli.output import print_json, print_line, print_table, say_fallback
+from counterfoil.cli.output import (
+    MAX_NAMED,
+    print_json,
+    print_left_out,
+    print_line,
+    print_table,
+    say_fallback,
+)
 from counterfoil.cli.signals import ENDED_BY
 from counterfoil.core.errors import ConfigError
 from counterfoil.core.storage.reading import read_text
@@ -23,9 +30,9 @@ from counterfoil.core.storage.reading import read_text
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence
 
-    from counterfoil.audit import Audit, Corrector
+    from counterfoil.audit import Audit, Corrector, Summary
     from counterfoil.core.progress import Progress
-    from counterfoil.data.pairs import Pairs, Split
+    from counterfoil.data.pairs import Pairs, Problem, Split
     from counterfoil.models.model import Model
 
 
@@ -136,6 +143,7 @@ def check(
         calibrate,
         can_correct,
         check_report_folder,
+        left_out,
         review_of,
         total,
         write_report,
@@ -215,7 +223,8 @@ def check(
         for path in checkpoints.values():
             path.unlink(missing_ok=True)
     chosen_by = "--threshold" if limits is None else "--false-alarms"
-    _show(page, audits, notes, failed, chosen_by, as_json)
+    lost = left_out(data.problems, [one.split.name for one in audits])
+    _show(page, audits, lost, notes, failed, chosen_by, as_json)
     counts = review_of(out).counts()
     if not as_json and counts["decided"] + counts["conflicts"] + counts["unknown"]:
         print_line(f"decisions in {out}: {_progress(counts)}")
@@ -319,6 +328,7 @@ def _too_many(
 def _show(
     page: Path,
     audits: list[Audit],
+    problems: list[Problem],
     notes: list[str],
     failed: str,
     chosen_by: str,
@@ -333,14 +343,23 @@ def _show(
     _print_columns("Near-duplicates (likely false negatives, not errors)", splits, near)
     listed, level = sum(one.listed for one in audits), audits[0].threshold
     print_line(f"listed: {listed} captions with a suspicion of at least {level:.3g} ({chosen_by})")
-    for kind, count in _summary(page)["problems"].items():
-        print_line(f"left out of the data, {kind}: {count}")
+    print_left_out(problems, "see the report, or: counterfoil data inspect")
+    for one in audits:
+        _print_skipped(one.summary)
     remarks = (f"{one.summary.split}: {note}" for one in audits for note in one.summary.notes)
     for note in [*notes, *remarks]:
         print_line(note)
     print_line(f"report: {page}")
     if failed:
         print_line(failed, style="bold red", stderr=True)
+
+
+def _print_skipped(summary: Summary) -> None:
+    """Examples of the images that the data have, but that the model could not read."""
+    for line in summary.skipped[:MAX_NAMED]:
+        print_line(f"left out, {summary.split}: {line}")
+    if summary.skipped_images > MAX_NAMED:
+        print_line(f"  … and {summary.skipped_images - MAX_NAMED:,} more (see the report)")
 
 
 def _print_columns(title: str, splits: list[str], columns: list[list[tuple[str, str]]]) -> None:

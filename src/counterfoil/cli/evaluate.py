@@ -11,7 +11,7 @@ import typer
 
 import counterfoil.cli.options as opt
 from counterfoil.cli.evaluate_foils import show_forgetting
-from counterfoil.cli.inputs import DataChoice, check_inputs
+from counterfoil.cli.inputs import DataChoice, check_inputs, check_out
 from counterfoil.cli.output import print_json, print_line, print_table, say_fallback, to_json
 from counterfoil.core.errors import ConfigError
 
@@ -176,6 +176,7 @@ def evaluate(
     if standardize and len(runs) < 2:
         raise ConfigError("--standardize is for ensembles: name two or more runs")
     check_inputs([*runs, retriever, start], data, format)
+    check_out(out)
     from counterfoil.data.splits import leakage_warning
     from counterfoil.training.run_data import skipped_notice
     from counterfoil.training.run_folder import leakage_into

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 import counterfoil.cli.options as opt
-from counterfoil.cli.inputs import DataChoice, check_inputs
+from counterfoil.cli.inputs import DataChoice, check_inputs, check_out
 from counterfoil.cli.output import print_json, print_line, print_table, say_fallback
 from counterfoil.core.errors import ConfigError
 from counterfoil.core.zoo import is_pretrained, resolve
@@ -87,6 +87,7 @@ def evaluate_words(
         --foils fluent
     """
     check_inputs(runs, data, format)
+    check_out(out)
     if split == dev:
         raise ConfigError(
             f"--split and --dev are both '{split}': methods chosen on a split look too good on it; "

@@ -114,7 +114,7 @@ def _print(match: Match) -> None:
     print_table(
         [
             ["word", "effect", "positive", "negative"],
-            *(row(word) for word in match.words),
+            *(row(word) for word in match.display_words()),
             *(row(word) for word in match.specials),
         ]
     )

@@ -12,17 +12,13 @@ import typer
 
 import counterfoil.cli.options as opt
 from counterfoil.cli.inputs import parse_options
-from counterfoil.cli.output import print_json, print_line, progress
+from counterfoil.cli.output import print_json, print_left_out, print_line, progress
 
 if TYPE_CHECKING:
     from counterfoil.core.progress import Progress
     from counterfoil.data import Pairs
     from counterfoil.features.build import FeatureReport
     from counterfoil.features.parts import PartReport
-
-
-MAX_NAMED = 5
-"""Examples listed per kind of problem."""
 
 
 def features(
@@ -95,6 +91,7 @@ def features(
     """
     opt.check_part(part, merge)
     from counterfoil.core.parts import AUTO, Part
+    from counterfoil.core.storage.atomic import check_folder_target
     from counterfoil.data.formats.base import HASHED
     from counterfoil.features.build import build_features, check_choices, default_backbone
     from counterfoil.features.parts import extract_part
@@ -110,6 +107,8 @@ def features(
     backbone_options = parse_options(backbone_option, "--backbone-option")
     check_choices(name, backbone_options, to)
     _refuse_backbone_options(options, name)
+    # a part does not replace OUT yet; --merge may be given with --overwrite
+    check_folder_target(out, overwrite=overwrite or part not in (None, AUTO))
     data = _read(pairs, format, options, cache, bars)
     for problem in data.problems:
         if problem.kind == HASHED:
@@ -194,7 +193,7 @@ def _show_part(report: PartReport, as_json: bool) -> None:
 def _show(report: FeatureReport) -> None:
     from counterfoil.features.cache import CLEAR
 
-    _show_left_out(report)
+    print_left_out(report.left_out, "features.json lists all")
     for problem in report.failed[:20]:
         print_line(f"{problem.severity.value:>5}  {problem}")
     if len(report.failed) > 20:
@@ -214,16 +213,3 @@ def _show(report: FeatureReport) -> None:
             f"cache: {report.cache}; {report.cache.bytes / 1e6:,.1f} MB of features in {folder} "
             f"(to delete them: {CLEAR}{where})"
         )
-
-
-def _show_left_out(report: FeatureReport) -> None:
-    """Captions and images that are not in the result: counts, and a few examples of each kind."""
-    from counterfoil.data.pairs import count_kinds
-
-    for kind, count in count_kinds(report.left_out).items():
-        examples = [problem for problem in report.left_out if problem.kind == kind][:MAX_NAMED]
-        print_line(f"left out, {kind}: {count:,}", style="yellow")
-        for problem in examples:
-            print_line(f"  {problem}")
-        if count > len(examples):
-            print_line(f"  … and {count - len(examples):,} more (features.json lists all)")

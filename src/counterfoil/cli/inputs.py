@@ -34,10 +34,19 @@ def check_inputs(
         check_source(data, format)
 
 
+def check_out(out: Path | None) -> None:
+    """Refuse an output file that could not be written, before the work for it begins."""
+    from counterfoil.core.storage.atomic import file_obstacle
+
+    if out is not None and (problem := file_obstacle(out)):
+        raise ConfigError(f"--out {out}: {problem}")
+
+
 def check_picture(out: Path | None) -> None:
-    """Refuse a picture that is not named as a PNG, before a model is loaded."""
+    """Refuse a picture that is not named as a PNG or cannot be written, before the work for it."""
     if out is not None and out.suffix.lower() != ".png":
         raise ConfigError(f"--out {out}: pictures are written as PNG; choose a name ending in .png")
+    check_out(out)
 
 
 def open_index(folder: Path, api_key: str, device: str) -> SearchIndex:

@@ -18,7 +18,12 @@ from counterfoil.core.progress import Bars, Silent
 from counterfoil.core.progress import Progress as Says
 
 if TYPE_CHECKING:
+    from counterfoil.data.pairs import Problem
     from counterfoil.models.model import Model
+
+
+MAX_NAMED = 5
+"""Examples listed per kind of problem."""
 
 
 def console(stderr: bool = False) -> Console:
@@ -28,6 +33,22 @@ def console(stderr: bool = False) -> Console:
 def print_line(text: str, style: str | None = None, stderr: bool = False) -> None:
     """Print one line; line ends inside ``text``, which data may contain, are escaped."""
     console(stderr).print(printable(text), highlight=False, markup=False, style=style)
+
+
+def print_left_out(problems: Sequence[Problem], list_place: str) -> None:
+    """Items of the data that were not used: the count of each kind, and a few examples.
+
+    ``list_place`` says where to read about the others.
+    """
+    from counterfoil.data.pairs import count_kinds
+
+    for kind, count in count_kinds(list(problems)).items():
+        examples = [problem for problem in problems if problem.kind == kind][:MAX_NAMED]
+        print_line(f"left out, {kind}: {count:,}", style="yellow")
+        for problem in examples:
+            print_line(f"  {problem}")
+        if count > len(examples):
+            print_line(f"  … and {count - len(examples):,} more ({list_place})")
 
 
 def print_json(value: Any) -> None:

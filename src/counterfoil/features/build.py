@@ -12,7 +12,7 @@ from typing import Any
 
 from counterfoil.core.errors import DataError
 from counterfoil.core.progress import Progress, Silent
-from counterfoil.core.storage.atomic import replacing, write_atomically
+from counterfoil.core.storage.atomic import check_folder_target, replacing, write_atomically
 from counterfoil.data.convert import ConversionReport, convert
 from counterfoil.data.formats import writers
 from counterfoil.data.images import FileImage
@@ -93,7 +93,7 @@ def build_features(
     target, name, chosen = Path(target), backbone or default_backbone(), dict(options or {})
     check_choices(name, chosen, format)
     with replacing(target, "writing features there", "wait for it, or name another folder"):
-        _refuse_filled(target, overwrite)
+        check_folder_target(target, overwrite=overwrite)
         tool: Extractor = extractors.create(name, chosen, where="features")
         bare = without_fragments(pairs)
         started = time.perf_counter()
@@ -136,14 +136,6 @@ def _description(job: Job, pairs: Pairs, made: Pairs) -> dict[str, Any]:
             for split in made
         },
     }
-
-
-def _refuse_filled(target: Path, overwrite: bool) -> None:
-    """Refuse a target that is not empty before the work, not after it."""
-    if target.is_dir() and any(target.iterdir()) and not overwrite:
-        raise DataError(
-            f"{target}: is not empty; name another folder, or replace it with --overwrite"
-        )
 
 
 def _with_name(pairs: Pairs, name: str, images: bool) -> Pairs:

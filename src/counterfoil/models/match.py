@@ -9,7 +9,7 @@ import math
 import sys
 import tempfile
 import webbrowser
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from html import escape
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -20,7 +20,12 @@ from PIL import Image
 
 from counterfoil.core.errors import CheckpointError
 from counterfoil.core.storage.reading import read_text
-from counterfoil.data.text.words import is_content_word
+from counterfoil.data.text.words import (
+    CaptionWord,
+    is_content_word,
+    join_emoji,
+    without_punctuation,
+)
 
 Floats = NDArray[np.float32]
 Method = Literal[
@@ -186,8 +191,23 @@ class Match:
     @property
     def unknown(self) -> list[str]:
         """Distinct words that the model does not know."""
-        left_out = (w.word for w in self.words if not w.known and not w.is_punctuation)
-        return list(dict.fromkeys(left_out))
+        return list(dict.fromkeys(w.text for w in without_punctuation(self._left_out())))
+
+    def display_words(self) -> list[WordEffect]:
+        """The words, with the unknown characters of an emoji as one word."""
+        starts = {word.start: word.text for word in join_emoji(self._left_out())}
+        return [
+            word if word.known or word.span is None else replace(word, word=starts[word.span[0]])
+            for word in self.words
+            if word.known or word.span is None or word.span[0] in starts
+        ]
+
+    def _left_out(self) -> list[CaptionWord]:
+        return [
+            CaptionWord(word.word, *word.span)
+            for word in self.words
+            if not word.known and word.span is not None
+        ]
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values that JSON can hold."""

@@ -59,6 +59,7 @@ class Alignment(InfoNCE):
             raise ConfigError(
                 f"objective.alignment: kept and alone must be 0 or more, got {kept} and {alone}"
             )
+        self._require_nonnegative(match=match)
         self.kept, self.match, self.alone, self.seed = kept, match, alone, 0
 
     def prepare(self, training: RunSetup) -> None:

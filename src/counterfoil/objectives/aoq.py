@@ -177,8 +177,8 @@ class AOQ(Objective):
             )
         if candidates < 1:
             raise ConfigError(f"objective.aoq.candidates: at least 1, got {candidates}")
-        if alpha <= 0:
-            raise ConfigError(f"objective.aoq.alpha: more than 0, got {alpha}")
+        self._require_positive(alpha=alpha)
+        self._require_nonnegative(margin=margin)
         self.first, self.candidates = first, candidates
         self.margin, self.offline_margin = margin, offline_margin
         self.alpha, self.beta, self.detach_weight = alpha, beta, detach_weight

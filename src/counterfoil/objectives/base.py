@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from counterfoil.core.errors import ArgumentError
+from counterfoil.core.errors import ArgumentError, ConfigError
 from counterfoil.core.registry import Registry, options_repr
 from counterfoil.data.batches.collate import BatchExtras
 from counterfoil.data.batches.dataset import ExtraNegativeSource
@@ -86,6 +86,23 @@ class Objective(nn.Module):
     def __repr__(self) -> str:
         """The options, without the layers that it may have."""
         return options_repr(self)
+
+    def _require_nonnegative(self, **options: float) -> None:
+        """Refuse options below 0."""
+        for name, value in options.items():
+            if not value >= 0:
+                raise ConfigError(f"{self._key()}.{name}: at least 0, got {value:g}")
+
+    def _require_positive(self, **options: float) -> None:
+        """Refuse options that are not above 0."""
+        for name, value in options.items():
+            if not value > 0:
+                raise ConfigError(f"{self._key()}.{name}: more than 0, got {value:g}")
+
+    def _key(self) -> str:
+        """The key of its options in a config; of a class without a name there, its own name."""
+        names = (name for name in objectives if objectives[name] is type(self))
+        return next((f"objective.{name}" for name in names), type(self).__name__)
 
     def compute(self, scores: Tensor, positives: Tensor, context: Context) -> LossReport:
         """The loss of a batch with a boolean matrix of positives; arguments are not checked."""

@@ -83,6 +83,7 @@ class Captioning(Objective):
         self, *, hidden: int = 512, word_dim: int = 300, dropout: float = 0.2, max_len: int = 60
     ) -> None:
         super().__init__()
+        self._require_positive(hidden=hidden, word_dim=word_dim, max_len=max_len)
         self.hidden, self.word_dim, self.dropout, self.max_len = hidden, word_dim, dropout, max_len
         self.generator: CaptionGenerator | None = None
 

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from counterfoil.core.distributed import gather_rows
-from counterfoil.core.errors import ConfigError
 from counterfoil.encoders.encoded import Encoded, l2_normalize
 from counterfoil.objectives.base import (
     Context,
@@ -94,8 +93,7 @@ class CECLIP(FoilBased):
         max_threshold: float = 10.0,
     ) -> None:
         super().__init__(source, count)
-        if max_threshold < 0:
-            raise ConfigError(f"objective.ce-clip.max_threshold: at least 0, got {max_threshold}")
+        self._require_nonnegative(intra=intra, rank=rank, max_threshold=max_threshold)
         self.intra, self.rank, self.max_threshold = intra, rank, max_threshold
         self.scale = Scale.of_temperature(temperature, learned)
         self.register_buffer("threshold", torch.zeros(()))

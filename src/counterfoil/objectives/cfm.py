@@ -90,6 +90,7 @@ class CFM(HardestNegative):
         mask_words: float = 0.1,
     ) -> None:
         super().__init__(margin=margin, warmup_epochs=warmup_epochs)
+        self._require_nonnegative(margin2=margin2)
         self.margin2, self.chances = margin2, {"adjust": adjust, "explore": explore}
         self.shares = {
             "exchange_regions": exchange_regions,

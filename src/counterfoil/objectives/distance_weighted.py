@@ -32,6 +32,8 @@ class DistanceWeighted(HingeObjective):
         nonzero_cut_off: float = 1.7,
     ) -> None:
         super().__init__(margin=margin, reduction=reduction)
+        distances = {"cut_off": cut_off, "nonzero_cut_off": nonzero_cut_off}
+        self._require_positive(dimension=dimension, **distances)
         self.dimension, self.cut_off, self.nonzero_cut_off = dimension, cut_off, nonzero_cut_off
 
     @torch.no_grad()

@@ -49,6 +49,7 @@ class MMD(Objective):
 
     def __init__(self, *, gamma: float = 0.5) -> None:
         super().__init__()
+        self._require_positive(gamma=gamma)
         self.gamma = gamma
 
     def compute(self, scores: Tensor, positives: Tensor, context: Context) -> LossReport:
@@ -81,6 +82,7 @@ class Uniformity(Objective):
 
     def __init__(self, *, t: float = 2.0) -> None:
         super().__init__()
+        self._require_positive(t=t)
         self.t = t
 
     def compute(self, scores: Tensor, positives: Tensor, context: Context) -> LossReport:

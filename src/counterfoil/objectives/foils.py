@@ -124,6 +124,7 @@ class FoilObjective(FoilBased):
         hardest: bool = True,
     ) -> None:
         super().__init__(source, count)
+        self._require_nonnegative(margin=margin)
         self.margin, self.reduction, self.hardest = margin, reduction, hardest
 
     def compute(self, scores: Tensor, positives: Tensor, context: Context) -> LossReport:

@@ -113,6 +113,7 @@ class FSCCLIP(FoilBased):
                 "objective.fsc-clip: focus must be at least 0, smoothing in 0…1 (below 1); got "
                 f"{focus} and {smoothing}"
             )
+        self._require_nonnegative(whole=whole, local=local)
         self.whole, self.local, self.focus, self.smoothing = whole, local, focus, smoothing
         self.needs = "both" if local else None
         self.scale = Scale.of_temperature(temperature, learned)

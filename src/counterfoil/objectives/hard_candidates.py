@@ -46,6 +46,7 @@ class HardCandidates(Objective):
                 "objective.hard-candidates: anchors must be 0 (all) or more, kept at least 1; "
                 f"got {anchors} and {kept}"
             )
+        self._require_nonnegative(margin=margin)
         self.anchors, self.kept, self.margin = anchors, kept, margin
 
     def compute(self, scores: Tensor, positives: Tensor, context: Context) -> LossReport:

@@ -239,6 +239,8 @@ class HREM(Objective):
         if loss == "vse":
             kind, key = HREM, "objective.hrem-graph"
             refuse_unused(kind, key, "loss=vse", nonzero_cut_off=nonzero_cut_off)
+        self._require_nonnegative(margin=margin, warmup=warmup, reg_weight=reg_weight)
+        self._require_positive(nonzero_cut_off=nonzero_cut_off, topk=topk)
         self.warmup, self.reg_weight = warmup, reg_weight
         self.build = partial(
             InstanceGraph,

@@ -56,6 +56,7 @@ class LSEH(Objective):
         super().__init__()
         if dim < 1:
             raise ConfigError(f"objective.lseh.dim: expected at least 1, got {dim}")
+        self._require_nonnegative(margin=margin)
         self.margin, self.scale, self.dim = margin, scale, dim
         self.hardest, self.reduction, self.form = hardest, reduction, form
         self.register_buffer("vectors", torch.empty(0, dim), persistent=False)

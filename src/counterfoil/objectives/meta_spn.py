@@ -132,6 +132,7 @@ class MetaSPN(Objective):
         for name, value in {"every": every, "hidden": hidden}.items():
             if value < 1:
                 raise ConfigError(f"objective.meta-spn.{name}: expected at least 1, got {value}")
+        self._require_nonnegative(margin=margin)
         self.margin, self.reduction, self.every = margin, reduction, every
         self.normalize, self.held_out = normalize, meta_share
         self.network = WeightingNetwork(hidden)

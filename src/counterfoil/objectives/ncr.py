@@ -70,6 +70,7 @@ class NCR(Objective):
             raise ConfigError("objective.ncr.warmup_epochs: at least 1, or losses say nothing yet")
         if not 0 <= threshold < 1:
             raise ConfigError(f"objective.ncr.threshold: from 0 to 1, got {threshold}")
+        self._require_nonnegative(margin=margin)
         self.margin, self.threshold, self.soft_margin = margin, threshold, soft_margin
         self.warmup_epochs, self.noisy_from, self.form = warmup_epochs, noisy_from, form
         self.register_buffer("clean", torch.empty(0, 0))

@@ -207,9 +207,8 @@ class NDGL(Objective):
                 "guide build runs/a runs/b --out guides/ab, then set objective.ndgl.guide=guides/ab"
             )
         target = temperature if target_temperature is None else target_temperature
-        for name, value in {"temperature": temperature, "target_temperature": target}.items():
-            if value <= 0:
-                raise ConfigError(f"objective.ndgl.{name}: more than 0, got {value}")
+        self._require_positive(temperature=temperature, target_temperature=target)
+        self._require_nonnegative(mr=mr, hnr=hnr, sr=sr, gamma=gamma)
         self.folder, self.mr, self.hnr, self.sr, self.gamma = guide, mr, hnr, sr, gamma
         self.temperature, self.target_temperature = temperature, target
         self.normalize, self.emphasis, self.direction = normalize, emphasis, direction

@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from counterfoil.core.errors import ConfigError
 from counterfoil.objectives.base import Anchors, Context, NegativeSelection, Reduction, objectives
 from counterfoil.objectives.triplet import HingeObjective, all_negatives_mask, hardest_negative_mask
 
@@ -34,8 +33,7 @@ class SelHN(HingeObjective):
         self, *, margin: float = 0.2, epsilon: float = 0.01, reduction: Reduction = "mean"
     ) -> None:
         super().__init__(margin=margin, reduction=reduction)
-        if epsilon < 0:
-            raise ConfigError(f"objective.selhn.epsilon: at least 0, got {epsilon}")
+        self._require_nonnegative(epsilon=epsilon)
         self.epsilon = epsilon
 
     def weights(self, anchors: Anchors, context: Context) -> Tensor:

@@ -46,6 +46,8 @@ class MinedNegative(Objective):
         super().__init__()
         unused = {"temperature": temperature} if form == "paper" else {"margin": margin}
         refuse_unused(type(self), f"objective.{self.name}", f"form={form}", **unused)
+        self._require_nonnegative(margin=margin)
+        self._require_positive(temperature=temperature)
         self.margin, self.form, self.temperature = margin, form, temperature
         self.reduction = reduction or ("sum" if form == "paper" else "mean")
 
@@ -118,6 +120,7 @@ class SCT(MinedNegative):
         if form == "paper":
             kind = SCT
             refuse_unused(kind, "objective.sct", "form=paper", hard_similarity=hard_similarity)
+        self._require_nonnegative(lam=lam)
         self.lam, self.hard_similarity = lam, hard_similarity
 
     def allowed(self, anchors: Anchors) -> Tensor:

@@ -163,6 +163,7 @@ class TAGS(Objective):
             mask_share,
             judge,
         )
+        self._require_nonnegative(margin=margin, mlm=mlm, rank=rank)
         self.margin, self.mlm, self.rank = margin, mlm, rank
         self.other_images = other_images
         self._generator: Generator | None = None
@@ -280,6 +281,8 @@ class TAGSDC(TAGS):
             judge=judge,
             other_images=other_images,
         )
+        self._require_nonnegative(discrimination=discrimination, correction=correction)
+        self._require_nonnegative(replaced=replaced, original=original)
         self.correct_over = correct_over
         self.discrimination, self.correction = discrimination, correction
         self.class_weights = (replaced, original)

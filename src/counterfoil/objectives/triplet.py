@@ -30,6 +30,7 @@ class HingeObjective(Objective):
 
     def __init__(self, *, margin: float = 0.2, reduction: Reduction = "sum") -> None:
         super().__init__()
+        self._require_nonnegative(margin=margin)
         self.margin, self.reduction = margin, reduction
 
     def weights(self, anchors: Anchors, context: Context) -> Tensor:
@@ -102,6 +103,7 @@ class HardestNegative(HingeObjective):
         self, *, margin: float = 0.2, reduction: Reduction = "sum", warmup_epochs: int = 0
     ) -> None:
         super().__init__(margin=margin, reduction=reduction)
+        self._require_nonnegative(warmup_epochs=warmup_epochs)
         self.warmup_epochs = warmup_epochs
 
     def weights(self, anchors: Anchors, context: Context) -> Tensor:

@@ -88,6 +88,7 @@ class TripletCLIP(FoilBased):
         second: float = 1.0,
     ) -> None:
         super().__init__(source, count)
+        self._require_nonnegative(second=second)
         self.images, self.second = images, second
         self.scale = Scale.of_temperature(temperature, learned)
         self.negatives: NegativeImages | None = None

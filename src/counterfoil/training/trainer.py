@@ -213,7 +213,8 @@ class Trainer:
         self.updates.step(sizes[0], position.step)
         position.step += 1
         self.progress.note(f"loss {value:.4f}")
-        numbers = {k: finite(float(v)) for k, v in diagnostics.items() if k != HISTOGRAM}
+        scalars = {k: torch.as_tensor(v).detach() for k, v in diagnostics.items() if k != HISTOGRAM}
+        numbers = {k: finite(float(v)) for k, v in scalars.items()}
         if logged:
             record = {"kind": "step", "step": position.step, "epoch": position.epoch, "loss": value}
             record |= {"lr": self.updates.rate}

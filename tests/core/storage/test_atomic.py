@@ -17,6 +17,8 @@ import pytest
 from counterfoil.core.errors import BusyError, DataError
 from counterfoil.core.storage.atomic import (
     atomic_folder,
+    check_folder_target,
+    file_obstacle,
     home_folder,
     put_in_place,
     replace_folder,
@@ -24,6 +26,7 @@ from counterfoil.core.storage.atomic import (
     write_atomically,
 )
 from tests.special import SPECIAL, make_special, within
+from tests.unprivileged import open_folder, run_without_write_permission
 
 SOURCE = Path(__file__).parents[3] / "src" / "counterfoil"
 
@@ -65,6 +68,40 @@ def test_only_a_regular_file_is_replaced(kind, tmp_path) -> None:
         within(20, lambda: write_atomically(path, "{}"))
     assert error.value.filename == str(path)
     assert sorted((one.name, one.lstat().st_mode) for one in tmp_path.iterdir()) == before
+
+
+def test_a_path_that_cannot_be_written_is_known_before_it_is(tmp_path) -> None:
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "link").symlink_to(tmp_path / "gone")
+    for path, reason in (
+        (tmp_path, "is a folder"),
+        (tmp_path / "file" / "a.json", "file is not a folder"),
+        (tmp_path / "link" / "deep" / "a.json", "link is not a folder"),
+    ):
+        assert reason in (file_obstacle(path) or "")
+        with pytest.raises(OSError):  # noqa: PT011 (its text is the system's)
+            write_atomically(path, "{}")
+        with pytest.raises(DataError, match=r"not a folder|not empty"):
+            check_folder_target(path, overwrite=False)
+    for path in (tmp_path / "file", tmp_path / "new" / "deep" / "a.json"):
+        assert file_obstacle(path) is None
+        write_atomically(path, "{}")
+
+
+def test_a_folder_without_write_permission_is_known_before_the_work() -> None:
+    imports = "from counterfoil.core.storage.atomic import check_folder_target, file_obstacle"
+    imports += "\nfrom counterfoil.core.errors import DataError"
+    body = """
+print(file_obstacle(folder / "new" / "a.json"))
+try:
+    check_folder_target(folder / "data", overwrite=False)
+except DataError as error:
+    print(error)
+"""
+    with open_folder() as folder:
+        lines = run_without_write_permission(imports, body, folder).splitlines()
+        assert lines[0] == f"the folder {folder} is not writable; name another path"
+        assert lines[1] == f"{folder / 'data'}: cannot be written: {lines[0]}"
 
 
 @pytest.mark.parametrize("name", ["open", "fsync", "replace"])

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import re
+
 import pytest
 
 from counterfoil.core.errors import ConfigError, DataError
@@ -197,3 +200,36 @@ def test_an_annotation_of_an_unknown_image_is_fatal(tmp_path):
     write_json(tmp_path / "captions_train2017.json", content)
     with pytest.raises(DataError, match="no image has the id 9"):
         load_pairs(tmp_path)
+
+
+def test_two_coco_images_of_one_id_are_named_by_their_files(tmp_path):
+    coco(tmp_path)
+    path = tmp_path / "annotations/captions_train2017.json"
+    content = json.loads(path.read_text())
+    content["images"][1]["id"] = 1
+    write_json(path, content)
+    message = (
+        f"{path}: image '1' (000000000002.jpg): the id is taken by the image at "
+        f"{path}: image '1' (000000000001.jpg)"
+    )
+    with pytest.raises(DataError, match=re.escape(message)):
+        load_pairs(tmp_path)
+
+
+def test_a_null_caption_of_coco_is_left_out_and_counted(tmp_path):
+    coco(tmp_path)
+    path = tmp_path / "annotations/captions_train2017.json"
+    content = json.loads(path.read_text())
+    content["annotations"][1]["caption"] = None
+    write_json(path, content)
+    pairs = load_pairs(tmp_path)
+    assert list(pairs.train.captions[1]) == ["c 1 of 2"]
+    assert pairs.train.extras[1]["annotation_ids"] == [21]
+    (problem,) = pairs.problems
+    assert problem.kind == "empty-caption"
+    assert problem.where == f"{path}: image '2', caption 1"
+    for faulty in ({"image_id": 2}, {"image_id": 2, "caption": 5}, None):
+        content["annotations"][1] = faulty
+        write_json(path, content)
+        with pytest.raises(DataError, match=r"annotations\[1\]: expected an object"):
+            load_pairs(tmp_path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 
 import numpy as np
 import pytest
@@ -76,6 +77,26 @@ def test_columns_of_other_names_are_options(tmp_path):
     assert load_pairs(tmp_path, options=options).train.captions[0] == ["x"]
     with pytest.raises(DataError, match="no column 'sayz'; did you mean 'says'"):
         load_pairs(tmp_path, options={**options, "caption_column": "sayz"})
+
+
+@pytest.mark.parametrize(
+    ("rows", "line", "reason"),
+    [
+        (['a.png,"a dog', "b.png,a cat", "c.png,a car"], 2, "is never closed"),
+        (['a.png,"a ""dog', "b.png,a cat"], 2, "is never closed"),
+        (['a.png,"a', 'dog, sat"', 'b.png,"a cat', "c.png,a car"], 4, "is never closed"),
+        (["a.png,a dog", 'b.png,"a "big" cat"'], 3, "in line 3"),
+        (['a.png,"a dog', "b.png,a cat", 'c.png,"a car"'], 2, "in line 4"),
+        (['a.png,"a', 'b","a "big" dog","c"'], 3, "in line 3"),
+    ],
+)
+def test_a_wrong_quote_is_named_with_the_line_where_it_opens(tmp_path, rows, line, reason):
+    path = tmp_path / "captions.csv"
+    write_lines(path, ["image,caption", *rows])
+    with pytest.raises(DataError, match=re.escape(f"{path}:{line}: the quote")) as caught:
+        load_pairs(tmp_path)
+    assert reason in str(caught.value)
+    assert 'double each quote within the text ("")' in str(caught.value)
 
 
 def test_a_tsv_without_quoting_keeps_its_quotes(tmp_path):

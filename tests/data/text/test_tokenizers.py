@@ -33,6 +33,9 @@ WORDS = WordText(Vocabulary.build(["a red dog 's near the kite ."], min_count=1)
         ("a dog zorp zorp", "a dog          ", ["zorp"]),
         ('a "zorp" dog', "a        dog", ["zorp"]),
         ("Dog İzorp dog", "Dog       dog", ["İ", "zorp"]),
+        ("a red dog \U0001f436!", "a red dog   ", ["\U0001f436"]),
+        ("\U0001f44d\U0001f3fd dog ❤\ufe0f", "   dog   ", ["\U0001f44d\U0001f3fd", "❤\ufe0f"]),
+        ("\U0001f469\u200d\U0001f680\u2026 dog €", "     dog  ", ["\U0001f469\u200d\U0001f680"]),
     ],
 )
 def test_unknown_words_become_blanks_and_the_others_keep_their_places(

@@ -58,9 +58,8 @@ def write_atomically(path: Path, data: str | bytes) -> None:
 
     `OSError` for a folder, and for a device or a FIFO, which a rename would replace.
     """
-    if path.exists() and not path.is_file():
-        kind = "a folder" if path.is_dir() else "a device or a FIFO"
-        raise OSError(errno.EINVAL, f"is {kind}; name a file to write to", str(path))
+    if problem := _wrong_kind(path):
+        raise OSError(errno.EINVAL, problem, str(path))
     path.parent.mkdir(parents=True, exist_ok=True)
     new = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
@@ -75,6 +74,29 @@ def write_atomically(path: Path, data: str | bytes) -> None:
             error.filename = str(path)  # not the temporary name
             del error.filename2  # None would be printed
         raise
+
+
+def file_obstacle(path: Path) -> str | None:
+    """Why `write_atomically` could not write a file, and what to do; None if it probably can."""
+    return _wrong_kind(path) or _parent_obstacle(path)
+
+
+def _wrong_kind(path: Path) -> str | None:
+    if path.exists() and not path.is_file():
+        kind = "a folder" if path.is_dir() else "a device or a FIFO"
+        return f"is {kind}; name a file to write to"
+    return None
+
+
+def _parent_obstacle(path: Path) -> str | None:
+    """Why nothing can be created at a path; folders that do not exist yet are no reason."""
+    parents = Path(os.path.abspath(path)).parents
+    nearest = next(parent for parent in parents if os.path.lexists(parent))
+    if not nearest.is_dir():
+        return f"{nearest} is not a folder; name another path"
+    if not os.access(nearest, os.W_OK | os.X_OK):
+        return f"the folder {nearest} is not writable; name another path"
+    return None
 
 
 def put_in_place(new: Path, path: Path) -> None:
@@ -213,7 +235,7 @@ def staged_folder(target: Path, *, overwrite: bool) -> Iterator[Path]:
     ``target`` at the same time.
     """
     target = Path(os.path.abspath(target))
-    _refuse_unsafe(target, overwrite)
+    check_folder_target(target, overwrite=overwrite)
     try:
         with replacing(target, "writing a data set there", ADVICE):
             _refuse_unsafe(target, overwrite)  # another process may have written it meanwhile
@@ -221,6 +243,14 @@ def staged_folder(target: Path, *, overwrite: bool) -> Iterator[Path]:
                 yield folder
     except OSError as error:
         raise DataError(_reason(target, error)) from error
+
+
+def check_folder_target(target: Path, *, overwrite: bool) -> None:
+    """Refuse a folder that `staged_folder` could not write, before the work for it begins."""
+    target = Path(os.path.abspath(target))
+    _refuse_unsafe(target, overwrite)
+    if problem := _parent_obstacle(target):
+        raise DataError(f"{target}: cannot be written: {problem}")
 
 
 def _refuse_unsafe(target: Path, overwrite: bool) -> None:

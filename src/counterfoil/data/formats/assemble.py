@@ -120,8 +120,14 @@ def _check_id(item: Item, seen: dict[str, Item], log: ProblemLog) -> bool:
         return False
     first = seen.setdefault(item.id, item)
     if first is not item:
-        log.fatal("duplicate-id", item.where, f"the id is taken by the image at {first.where}")
+        message = f"the id is taken by the image at {_where_named(first)}"
+        log.fatal("duplicate-id", _where_named(item), message)
     return first is item
+
+
+def _where_named(item: Item) -> str:
+    """Where an image is, with its file name, as two images of one id differ in that."""
+    return f"{item.where} ({item.name})" if item.name else item.where
 
 
 def _check_image(item: Item, with_pixels: bool, log: ProblemLog) -> bool:

@@ -103,20 +103,21 @@ def _item(record: Any, file: Path, number: int, split: str, log: ProblemLog) -> 
         return None
     extras = {key: value for key, value in record.items() if key not in _NOT_EXTRA}
     extras["file_name"] = record["file_name"]
-    return Item(str(record["id"]), split, [], file, extras=extras)
+    return Item(str(record["id"]), split, [], file, extras=extras, name=record["file_name"])
 
 
 def _add_caption(
     annotation: Any, number: int, by_id: dict[str, Item], where: str, log: ProblemLog
 ) -> None:
-    if not isinstance(annotation, dict) or not isinstance(annotation.get("caption"), str):
+    valid = isinstance(annotation, dict) and "caption" in annotation
+    if not valid or not isinstance(annotation["caption"], str | None):
         log.fatal("bad-json", where, "expected an object with image_id and caption")
         return
     item = by_id.get(str(annotation.get("image_id")))
     if item is None:
         log.fatal("unknown-image", where, f"no image has the id {annotation.get('image_id')!r}")
         return
-    item.captions.append(annotation["caption"])
+    item.captions.append(annotation["caption"] or "")  # null is an empty caption, as in tables
     item.caption_paths.append((number,))
     item.caption_extras.setdefault("annotation_ids", []).append(annotation.get("id"))
 

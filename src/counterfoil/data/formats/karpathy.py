@@ -98,7 +98,8 @@ class KarpathySource(Source):
                 return None
             split = "train" if self.restval == "train" else split
         image_id = record.get("cocoid", Path(record["filename"]).stem)
-        item = Item(str(image_id), "dev" if split == "val" else split, [], file)
+        split = "dev" if split == "val" else split
+        item = Item(str(image_id), split, [], file, name=record["filename"])
         sentence_ids = []
         for index, sentence in enumerate(sentences):
             text = sentence_text(sentence)

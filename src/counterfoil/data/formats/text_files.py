@@ -6,6 +6,7 @@ import codecs
 import csv
 import io
 import json
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -201,7 +202,10 @@ def _delimited(
             except StopIteration:
                 return
             except csv.Error as error:
-                log.fatal("bad-row", f"{path}:{reader.line_num}", f"not readable ({error})")
+                line, message = reader.line_num, f"not readable ({error})"
+                if quoted and (fault := _quote_fault(lines, start, line, delimiter)):
+                    line, message = fault
+                log.fatal("bad-row", f"{path}:{line}", message)
                 start = reader.line_num + 1
                 continue
             if header is None:
@@ -219,6 +223,26 @@ def _delimited(
             elif fields:
                 yield start, dict(zip(header, fields, strict=True))
             start = reader.line_num + 1
+
+
+def _quote_fault(lines: list[str], start: int, end: int, delimiter: str) -> tuple[int, str] | None:
+    """Line and message of the badly quoted field in lines ``start`` to ``end``; None without one.
+
+    The reader fails at the end of the file or at the next quote, maybe many lines further down.
+    """
+    text = "".join(lines[start - 1 : end])
+    advice = 'close it at the end of the text, and double each quote within the text ("")'
+    for field in re.finditer(rf'(?:^|{re.escape(delimiter)})"(?:[^"]+|"")*("?)', text, re.M):
+        line = start + text.count("\n", 0, field.start())
+        if not field[1]:
+            return line, f'the quote (") that opens a field here is never closed; {advice}'
+        if text[field.end() : field.end() + 1] not in (delimiter, "\r", "\n", ""):
+            last = start + text.count("\n", 0, field.end())
+            return line, (
+                f'the quote (") that opens a field here is followed, in line {last}, by one that '
+                f"does not end the field; {advice}"
+            )
+    return None
 
 
 def csv_row(fields: Sequence[object]) -> str:

@@ -21,7 +21,7 @@ import numpy as np
 from counterfoil.core.errors import CheckpointError, ConfigError, DataError, MissingExtraError
 from counterfoil.data.text.dependencies import Edge, LinkedIds, Parser
 from counterfoil.data.text.vocabulary import END, MASK, START, Vocabulary
-from counterfoil.data.text.words import CaptionWord, caption_words, words
+from counterfoil.data.text.words import CaptionWord, caption_words, without_punctuation, words
 
 
 class WordNoise:
@@ -298,7 +298,7 @@ class KnownText:
     @property
     def unknown_words(self) -> list[str]:
         """The unknown words, each once, without punctuation marks."""
-        return list(dict.fromkeys(w.text for w in self.unknown if not w.is_punctuation))
+        return list(dict.fromkeys(word.text for word in without_punctuation(self.unknown)))
 
     @property
     def is_readable(self) -> bool:

@@ -7,6 +7,8 @@ match their ids: contractions apart (``do n't``), hyphens kept, punctuation apar
 from __future__ import annotations
 
 import re
+import unicodedata
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -86,6 +88,11 @@ class CaptionWord:
     def is_punctuation(self) -> bool:
         return not any(character.isalnum() for character in self.text)
 
+    @property
+    def is_symbol(self) -> bool:
+        """Whether it is an emoji or another pictograph, which `is_punctuation` is true for, too."""
+        return any(unicodedata.category(character) == "So" for character in self.text)
+
 
 def caption_words(caption: str) -> list[CaptionWord]:
     """Words of a caption with their offsets, one for each token of `words`.
@@ -107,6 +114,32 @@ def caption_words(caption: str) -> list[CaptionWord]:
         end = max(origin[cursor], start + 1)
         result.append(CaptionWord(caption[start:end], start, end))
     return result
+
+
+_EMOJI_PARTS = frozenset({"So", "Sk", "Mn", "Me", "Cf"})
+"""Unicode categories: pictographs, skin tones, variation selectors, keycaps, joiners."""
+
+
+def join_emoji(words: Iterable[CaptionWord]) -> list[CaptionWord]:
+    """The words, with the characters of an emoji, each of which is a token, as one word."""
+    joined: list[CaptionWord] = []
+    for word in words:
+        last = joined[-1] if joined else None
+        is_part = all(unicodedata.category(character) in _EMOJI_PARTS for character in word.text)
+        if last is not None and last.is_symbol and last.end == word.start and is_part:
+            joined[-1] = CaptionWord(last.text + word.text, last.start, word.end)
+        else:
+            joined.append(word)
+    return joined
+
+
+def without_punctuation(words: Iterable[CaptionWord]) -> list[CaptionWord]:
+    """Words and emoji, as a reader would count them.
+
+    >>> [word.text for word in without_punctuation(caption_words("A dog, \U0001f44d\U0001f3fd!"))]
+    ['A', 'dog', '👍🏽']
+    """
+    return [word for word in join_emoji(words) if word.is_symbol or not word.is_punctuation]
 
 
 def check_sentence(text: str, purpose: str) -> None:
