@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import importlib
 import json
 import os
 import shutil
@@ -30,7 +31,7 @@ from counterfoil.evaluation.words import evaluate as word_evaluation
 from counterfoil.models import yardstick
 from counterfoil.training import report
 from counterfoil.training.plots import plots_of
-from tests.two_processes import TwoProcesses, two_processes
+from tests.two_processes import Forker, TwoProcesses
 
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # read when Triton is first imported
@@ -206,8 +207,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: place.get(item.path, len(place)))
 
 
-def pytest_collection_finish() -> None:
+FORKER = pytest.StashKey[Forker]()
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
     gc.freeze()  # see above
+    if any("in_two_processes" in getattr(item, "fixturenames", ()) for item in session.items):
+        importlib.import_module("torch._dynamo")  # DistributedDataParallel does: once for all
+        session.config.stash[FORKER] = Forker()
 
 
 REPORTED_SECONDS = 0.1
@@ -237,10 +244,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 @pytest.fixture(scope="session")
-def in_two_processes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoProcesses]:
+def in_two_processes(
+    tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config
+) -> Iterator[TwoProcesses]:
     """Runs a function of a module in two joined processes: started once, torch is slow to load."""
-    with two_processes(tmp_path_factory.mktemp("processes")) as joined:
-        yield joined
+    joined = TwoProcesses(tmp_path_factory.mktemp("processes"), pytestconfig.stash[FORKER])
+    yield joined
+    joined.stop()
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if (forker := config.stash.get(FORKER, None)) is not None:
+        forker.close()
 
 
 @pytest.fixture(scope="session", autouse=True)

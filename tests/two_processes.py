@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import faulthandler
-import importlib
 import multiprocessing
 import os
 import signal
 import time
 import traceback
-import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable
 from datetime import timedelta
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import Client, Connection, Listener, wait
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +21,9 @@ PATIENCE = 90
 """Seconds that a function may take; one that waits for a process that has failed never ends."""
 
 
-class NoAnswerError(AssertionError):
-    """Both processes are still there, and none has answered."""
-
-
-def serve(rank: int, meeting: str, connection: Connection, copied: Sequence[Connection]) -> None:
+def serve(rank: int, meeting: str, address: str) -> None:
     """One of the two: join the other, then run what is sent until the sender is gone."""
-    for end in copied:  # of the sender: else its end would not be seen here
-        end.close()
+    connection = Client(address)
     faulthandler.register(signal.SIGUSR1)  # where it waits, on standard error
     torch.set_num_threads(1)
     torch.manual_seed(0)  # whatever the tests before have drawn
@@ -54,6 +46,59 @@ def serve(rank: int, meeting: str, connection: Connection, copied: Sequence[Conn
             connection.send((False, traceback.format_exc()))
 
 
+class Forker:
+    """A process that has computed nothing, and forks those that do.
+
+    The threads of OpenMP do not survive a fork: a child of a process that has multiplied large
+    matrices may wait for them forever. Make it before the first test runs.
+    """
+
+    def __init__(self) -> None:
+        self.requests, theirs = multiprocessing.Pipe()
+        self.pid = os.fork()
+        if not self.pid:
+            self.requests.close()
+            try:
+                self._run(theirs)
+            finally:
+                os._exit(0)
+        theirs.close()
+
+    def _run(self, requests: Connection) -> None:
+        """Fork a process for each request, until the sender is gone."""
+        while True:
+            try:
+                request = requests.recv()
+            except EOFError:
+                return
+            if isinstance(request, int):
+                os.kill(request, signal.SIGTERM)
+                os.waitpid(request, 0)
+                requests.send(None)
+                continue
+            pid = os.fork()
+            if not pid:
+                requests.close()
+                serve(*request)
+                return
+            requests.send(pid)
+
+    def start(self, rank: int, meeting: str) -> tuple[int, Connection]:
+        """A new process that serves, and the connection to it."""
+        with Listener(family="AF_UNIX") as listener:
+            self.requests.send((rank, meeting, listener.address))
+            return self.requests.recv(), listener.accept()
+
+    def stop(self, pid: int) -> None:
+        """End a process that was started."""
+        self.requests.send(pid)
+        self.requests.recv()
+
+    def close(self) -> None:
+        self.requests.close()
+        os.waitpid(self.pid, 0)
+
+
 class TwoProcesses:
     """Call it with a function of a module and its arguments: what both returned, by rank.
 
@@ -61,41 +106,26 @@ class TwoProcesses:
     ended, as the other may be waiting for it; the next call starts anew.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.started = folder, 0
-        self.processes: list[Any] = []
+    def __init__(self, folder: Path, forker: Forker) -> None:
+        self.folder, self.forker, self.started = folder, forker, 0
+        self.processes: list[int] = []
         self.connections: list[Connection] = []
 
     def start(self) -> None:
-        importlib.import_module("torch._dynamo")  # DistributedDataParallel does: once for both
-        context = multiprocessing.get_context("fork")  # with torch and all tests imported
         self.started += 1
         for rank in range(2):
-            mine, theirs = context.Pipe()
             meeting = str(self.folder / f"meeting-{self.started}")
-            self.connections.append(mine)
-            arguments = (rank, meeting, theirs, tuple(self.connections))
-            process = context.Process(target=serve, args=arguments, daemon=True)
-            process.start()
-            theirs.close()
+            process, connection = self.forker.start(rank, meeting)
             self.processes.append(process)
+            self.connections.append(connection)
 
     def stop(self) -> None:
         for process, connection in zip(self.processes, self.connections, strict=True):
             connection.close()
-            process.terminate()
-            process.join()
+            self.forker.stop(process)
         self.processes, self.connections = [], []
 
     def __call__(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
-        try:
-            return self._answers(function, *arguments)
-        except NoAnswerError as error:
-            # Seen once, cause unknown. What hangs by our code hangs again.
-            warnings.warn(f"{function.__name__}: {error}; asked again", stacklevel=2)
-            return self._answers(function, *arguments)
-
-    def _answers(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
         if not self.processes:
             self.start()
         for connection in self.connections:
@@ -107,7 +137,7 @@ class TwoProcesses:
             if not ready:
                 self._show_where()
                 self.stop()
-                raise NoAnswerError(f"no answer for {PATIENCE} s")
+                raise AssertionError(f"no answer for {PATIENCE} s")
             try:
                 failure = None
                 for connection in ready:
@@ -123,17 +153,8 @@ class TwoProcesses:
 
     def _show_where(self) -> None:
         for process in self.processes:
-            os.kill(process.pid, signal.SIGUSR1)
+            os.kill(process, signal.SIGUSR1)
         time.sleep(1)
 
     def _rank(self, connection: Connection) -> int:
         return self.connections.index(connection)
-
-
-@contextmanager
-def two_processes(folder: Path) -> Iterator[TwoProcesses]:
-    joined = TwoProcesses(folder)
-    try:
-        yield joined
-    finally:
-        joined.stop()
