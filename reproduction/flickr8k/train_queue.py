@@ -18,13 +18,14 @@ QUEUE.yaml is a list of what `counterfoil reproduce` takes, in the order of prio
       store: results
 
 ``values`` selects points of a sweep. With ``climb``, a line whose best value is at an edge of what
-was tried gets the next one, until it is inside; values far from the best are not trained. A run
-whose result is in ``store`` is not trained. Every process imports PyTorch, starts the GPU and reads
-the data once, and then trains one run after the other, so that short runs do not wait for these.
-After ``--seconds``, runs save themselves; the same call goes on. Recalls are stored meanwhile and
-at the end. Foils and words that the table shows are measured by the process that trained the run,
-unless another run writes the foils; `counterfoil reproduce` finds the runs and their measures
-finished, and stores the whole table.
+was tried gets the next one, until it is inside: give it two values to start from, or none if the
+store has some, and values far from the best are not trained. A run whose result is in ``store`` is
+not trained. Every process imports PyTorch, starts the GPU and reads the data once, and then trains
+one run after the other, so that short runs do not wait for these. After ``--seconds``, runs save
+themselves; the same call goes on. Recalls are stored meanwhile and at the end. Foils and words that
+the table shows are measured by the process that trained the run, unless another run writes the
+foils; `counterfoil reproduce` finds the runs and their measures finished, and stores the whole
+table.
 
 Only what a table does not use is left out of a run: its page, example searches, and the yardstick
 of its explanations. What a finished run needs only to be resumed is deleted.
@@ -97,7 +98,11 @@ class Queue:
         values = entry.get("values")
         selected = None
         if values is not None and isinstance(plan.artifact, Sweep):
-            selected = {point.title for point in plan.artifact.points if point.value in values}
+            points = plan.artifact.points
+            selected = {point.title for point in points if point.value in values}
+            unknown = set(values) - {point.value for point in points}
+            if unknown:
+                raise SystemExit(f"{entry['name']}: no such value of the sweep: {sorted(unknown)}")
         self._want(rank, plan, selected)
         if entry.get("climb"):
             self.climbing.add(rank)

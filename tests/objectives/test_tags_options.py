@@ -168,6 +168,17 @@ def test_the_gap_to_a_foil_counts_beyond_the_one_for_another_image(split, kind) 
     assert float(diagnostics["tags/gap"]) == pytest.approx(np.mean(own), abs=1e-5)
 
 
+OTHERS = {"other_images": True}
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"), [(TAGS, {"judge": "runs/naaf"}), (TAGS, OTHERS), (TAGSDC, OTHERS)]
+)
+def test_options_of_the_ranking_are_refused_without_it(kind, options) -> None:
+    with pytest.raises(ConfigError, match="rank=0"):
+        kind(**SMALL, rank=0.0, **options)
+
+
 def test_without_another_image_the_gap_counts_alone(split) -> None:
     model = small(split)
     costs = []
@@ -175,5 +186,5 @@ def test_without_another_image_the_gap_counts_alone(split) -> None:
         objective = TAGS(**SMALL, rank=1.0, other_images=other_images)
         prepare(objective, split, model)
         torch.manual_seed(2)
-        costs.append(float(step(objective, model, batch_of(split, model, [0, 1]))[0]))
+        costs.append(step(objective, model, batch_of(split, model, [0, 1]))[0].item())
     assert costs[0] == pytest.approx(costs[1])

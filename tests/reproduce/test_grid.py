@@ -128,6 +128,9 @@ def test_a_climb_takes_values_of_the_grid_that_were_left_out_then_those_beyond()
     rows = line("all", 1.0, 2.0, values=(0.008, 0.016))
     assert next_value(wider, wider.lines[0], rows) is None  # beyond: 2
     assert next_value(wider, second, line("hard", 1.0, 2.0, 3.0)) == 0.008
+    elsewhere = [*line("all", 1.0, 2.0, 3.0), point("all", 0.008, 4.0)]  # tried by another call
+    assert next_value(sweep, first, elsewhere) == 0.016
+    assert next_value(sweep, first, [*elsewhere, point("all", 0.016, 5.0)]) is None  # beyond: 2
 
 
 def test_further_values_of_a_stored_sweep_are_planned_again() -> None:

@@ -252,6 +252,27 @@ def test_a_run_that_diverged_is_a_result_until_it_has_numbers(tmp_path) -> None:
     assert not kept.diverged
 
 
+def test_a_run_that_diverged_is_not_trained_again_and_what_needs_it_did_not_diverge(
+    tmp_path,
+) -> None:
+    runs = TINY["runs"] | {
+        "after": {"common": {"model": {"init_from": "{run:hard}"}, "objective": {"hardest": {}}}}
+    }
+    rows = [{"label": ["hard"], "run": "hard"}, {"label": ["after"], "run": "after"}]
+    tree = tiny(runs=runs, rows=rows)
+    plan = planned(tree, tmp_path)
+    hard, after = plan.missing()
+    reason = describe(DivergedError("the loss is nan"))
+    errors = {hard.digest: reason, after.digest: f"needs hard, which failed: {reason}"}
+    now = collect(plan, Outcome(errors), RunEvaluator(tmp_path, tmp_path, Silent()))
+    assert [one.diverged for one in now.rows] == [True, False]
+    ResultCache(tmp_path / "store", plan, labels(plan.artifact)).add(now)
+    later = planned(tree, tmp_path)
+    ResultCache(tmp_path / "store", later, labels(later.artifact)).skip_known()
+    assert hard.digest in later.settled
+    assert after.digest not in later.settled
+
+
 def test_failures_are_not_kept_but_for_what_is_missing(tmp_path) -> None:
     path = "/somewhere/here: damaged"
     rows = row("a", result(0, 1.0), errors=[path]), row("b", errors=[path])

@@ -116,7 +116,8 @@ class TAGS(Objective):
     Two options against foils that teach no image, which the paper does not have. ``judge``: a run,
     such as NAAF; fillings that it scores as high as the caption may be true, and are no foils.
     ``other_images``: in eq. 6, a caption must be further above its foil for its own image than for
-    another one of the batch, so that it earns nothing for an unlikely sentence.
+    another one of the batch, so that it earns nothing for an unlikely sentence. With several
+    processes, the other image is of the same process.
     """
 
     requires = "the captions of the batch and a model that fills their masks"
@@ -151,6 +152,10 @@ class TAGS(Objective):
         if generator:
             key = f"objective.{'tags-dc' if self.reads_words else 'tags'}"
             refuse_unused(type(self), key, "a generator (which fills the masks)", mlm=mlm)
+        if not rank:
+            key = f"objective.{'tags-dc' if self.reads_words else 'tags'}"
+            unused = {"other_images": other_images} | ({} if self.reads_words else {"judge": judge})
+            refuse_unused(type(self), key, "rank=0 (no foils are ranked)", **unused)
         self.options = GeneratorOptions(
             masks,
             samples,

@@ -161,7 +161,9 @@ class _Collector:
                     continue
                 numbers = {key: report[key] for key in METRICS if key in report}
                 each.append(SeedResult(seed=seed, recipe=row.result.recipe, numbers=numbers))
-        diverged = not each and any(DIVERGED in error for error in errors)
+        runs = [run for members in row.runs for run in members]
+        ends = [self.outcome.errors.get(run.digest, "") for run in runs]
+        diverged = not each and any(end.startswith(DIVERGED) for end in ends)
         update = {"errors": errors, "missing": missing, "diverged": diverged}
         return row.result.with_each(each).model_copy(update=update)
 

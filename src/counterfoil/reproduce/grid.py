@@ -104,11 +104,13 @@ def next_value(sweep: Sweep, line: Line, rows: Sequence[RowResult]) -> float | N
     side, best = edge(rows), best_value(rows)
     if side is None or best is None:
         return None
-    values = sorted(sweep.values_of(line), reverse=side == "below")
+    tried = {row.value for row in rows if row.value is not None}  # by other calls, too
+    values = sorted({*sweep.values_of(line), *tried}, reverse=side == "below")
     further = values[values.index(best) + 1 :]
     if further:
         return further[0]
-    return None if len(line.values) >= sweep.beyond else value_beyond(values, side, sweep.log)
+    beyond = [value for value in values if value not in sweep.values]
+    return None if len(beyond) >= sweep.beyond else value_beyond(values, side, sweep.log)
 
 
 def with_value(sweep: Sweep, run: str, value: float) -> Sweep:

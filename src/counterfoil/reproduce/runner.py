@@ -163,7 +163,7 @@ def do_one(
 
 
 def describe(error: BaseException) -> str:
-    """An error as one line; errors from elsewhere begin with their type, others with `DIVERGED`."""
+    """An error as one line; one from elsewhere begins with its type, divergence with `DIVERGED`."""
     if isinstance(error, DivergedError):
         return DIVERGED + " ".join(str(error).split())
     text = str(error) if isinstance(error, CounterfoilError) else f"{type(error).__name__}: {error}"

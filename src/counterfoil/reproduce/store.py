@@ -8,7 +8,7 @@ has changed, and leaves the rest.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -66,15 +66,19 @@ def known_results(stored: Iterable[Reproduction], protocol: Protocol) -> KnownRe
     return known
 
 
-def skip_known(plan: Plan, known: KnownResults) -> None:
-    """Mark runs as settled if all rows that need them have their numbers."""
+def skip_known(plan: Plan, known: KnownResults, diverged: Collection[str] = frozenset()) -> None:
+    """Mark runs as settled if all rows that need them have their numbers.
+
+    Runs of rows whose recipe has ``diverged`` are settled, too.
+    """
     done: set[str] = set()
     wanted: set[str] = set()
     for row in table_rows(plan):
         seeds = known.get(row.result.recipe, {})
         for index, (seed, members) in enumerate(zip(row.seeds, row.runs, strict=True)):
             needed = [*members, *_writers(plan, row, index)]
-            (done if seed in seeds else wanted).update(run.digest for run in needed)
+            settled = seed in seeds or row.result.recipe in diverged
+            (done if settled else wanted).update(run.digest for run in needed)
     plan.settled |= done - wanted
 
 
@@ -212,7 +216,8 @@ class ResultCache:
             return
         drawn = self.before is not None and bool(_figures(self.before))
         if drawn or not isinstance(artifact, (Curves, Negatives, Examples)):
-            skip_known(self.plan, self.known)
+            rows = self.before.rows if self.before is not None else []
+            skip_known(self.plan, self.known, {row.recipe for row in rows if row.diverged})
 
     def add(self, result: Reproduction) -> Reproduction:
         """Merge results into the stored ones, write them, and return them."""

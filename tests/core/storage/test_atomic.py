@@ -97,11 +97,15 @@ try:
     check_folder_target(folder / "data", overwrite=False)
 except DataError as error:
     print(error)
+print(file_obstacle(folder / "closed" / "a.json"))
 """
     with open_folder() as folder:
+        (folder / "closed").mkdir(mode=0)
         lines = run_without_write_permission(imports, body, folder).splitlines()
+        (folder / "closed").chmod(0o755)
         assert lines[0] == f"the folder {folder} is not writable; name another path"
         assert lines[1] == f"{folder / 'data'}: cannot be written: {lines[0]}"
+        assert lines[2] == f"the folder {folder / 'closed'} is not writable; name another path"
 
 
 @pytest.mark.parametrize("name", ["open", "fsync", "replace"])

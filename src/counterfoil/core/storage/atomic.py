@@ -82,8 +82,9 @@ def file_obstacle(path: Path) -> str | None:
 
 
 def _wrong_kind(path: Path) -> str | None:
-    if path.exists() and not path.is_file():
-        kind = "a folder" if path.is_dir() else "a device or a FIFO"
+    # these, unlike those of Path, do not raise below a folder that cannot be read
+    if os.path.exists(path) and not os.path.isfile(path):
+        kind = "a folder" if os.path.isdir(path) else "a device or a FIFO"
         return f"is {kind}; name a file to write to"
     return None
 
@@ -92,7 +93,7 @@ def _parent_obstacle(path: Path) -> str | None:
     """Why nothing can be created at a path; folders that do not exist yet are no reason."""
     parents = Path(os.path.abspath(path)).parents
     nearest = next(parent for parent in parents if os.path.lexists(parent))
-    if not nearest.is_dir():
+    if not os.path.isdir(nearest):
         return f"{nearest} is not a folder; name another path"
     if not os.access(nearest, os.W_OK | os.X_OK):
         return f"the folder {nearest} is not writable; name another path"
@@ -254,9 +255,9 @@ def check_folder_target(target: Path, *, overwrite: bool) -> None:
 
 
 def _refuse_unsafe(target: Path, overwrite: bool) -> None:
-    if target.exists() and not target.is_dir():
+    if os.path.exists(target) and not os.path.isdir(target):
         raise DataError(f"{target}: is a file; name a folder to write to")
-    if not target.is_dir() or not any(target.iterdir()):
+    if not os.path.isdir(target) or not any(target.iterdir()):
         return
     if not overwrite:
         raise DataError(

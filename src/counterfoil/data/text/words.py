@@ -91,7 +91,10 @@ class CaptionWord:
     @property
     def is_symbol(self) -> bool:
         """Whether it is an emoji or another pictograph, which `is_punctuation` is true for, too."""
-        return any(unicodedata.category(character) == "So" for character in self.text)
+        return any(
+            unicodedata.category(character) == "So" and character > LAST_LETTERLIKE
+            for character in self.text
+        )
 
 
 def caption_words(caption: str) -> list[CaptionWord]:
@@ -116,12 +119,15 @@ def caption_words(caption: str) -> list[CaptionWord]:
     return result
 
 
+LAST_LETTERLIKE = "\u218f"
+"""Symbols up to here, such as °, © and ™, are no pictographs."""
+
 _EMOJI_PARTS = frozenset({"So", "Sk", "Mn", "Me", "Cf"})
 """Unicode categories: pictographs, skin tones, variation selectors, keycaps, joiners."""
 
 
 def join_emoji(words: Iterable[CaptionWord]) -> list[CaptionWord]:
-    """The words, with the characters of an emoji, each of which is a token, as one word."""
+    """The words, with the characters of adjacent emoji, each of which is a token, as one word."""
     joined: list[CaptionWord] = []
     for word in words:
         last = joined[-1] if joined else None
