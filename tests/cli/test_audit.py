@@ -315,8 +315,8 @@ def test_images_that_the_model_cannot_read_are_named_in_the_terminal(run, pairs,
     values = np.load(features)
     values[:7] = np.nan
     np.save(features, values)
-    asked = ["audit", run, tmp_path / "data", "--split", "test", "--out", tmp_path / "out"]
-    printed = invoke(*asked, "--cache", tmp_path / "cache")
+    command = ["audit", run, tmp_path / "data", "--split", "test", "--out", tmp_path / "out"]
+    printed = invoke(*command, "--cache", tmp_path / "cache")
     assert re.findall(r"left out, test: image (\S+): ", printed) == list(pairs.test.ids[:5])
     assert "  … and 2 more (see the report)\n" in printed
 
@@ -324,8 +324,8 @@ def test_images_that_the_model_cannot_read_are_named_in_the_terminal(run, pairs,
 @pytest.mark.parametrize("form", ["scan", "shards"])
 def test_other_forms_of_data_are_audited(run, pairs, tmp_path, form) -> None:
     convert(pairs, tmp_path / "data", form)
-    asked = ["audit", run, tmp_path / "data", "--split", "test", "--out", tmp_path / "out"]
-    told = json.loads(invoke(*asked, "--cache", tmp_path / "cache", "--json"))
+    command = ["audit", run, tmp_path / "data", "--split", "test", "--out", tmp_path / "out"]
+    told = json.loads(invoke(*command, "--cache", tmp_path / "cache", "--json"))
     assert told["captions"] == 60
 
 

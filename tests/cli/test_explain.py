@@ -57,14 +57,16 @@ def test_an_explanation_prints_words_score_and_boundary_and_draws(runs, cache, t
 
 def test_an_emoji_is_named_once_among_the_words_left_out(runs, cache, tmp_path) -> None:
     emoji, sentence = "\U0001f44d\U0001f3fd", "A man \U0001f44d\U0001f3fd! on a red zorp bicycle"
-    asked = ("explain", runs["naaf"], "scene-test-000003", sentence, "--cache", cache)
-    text = invoke(*asked, "--out", tmp_path / "why.png")
+    command = ("explain", runs["naaf"], "scene-test-000003", sentence, "--cache", cache)
+    text = invoke(*command, "--out", tmp_path / "why.png")
     assert f"unknown words, left out: {emoji}, zorp\n" in text
     assert sum("not in vocabulary" in line for line in text.splitlines()) == 3  # with the mark
-    tree = json.loads(invoke(*asked, "--json"))
+    tree = json.loads(invoke(*command, "--json"))
     assert tree["unknown"] == [emoji, "zorp"]
-    plain = ("A man on a red bicycle", *asked[4:], "--json")
-    assert json.loads(invoke(*asked[:3], *plain))["score"] == pytest.approx(tree["score"], abs=1e-6)
+    plain = ("A man on a red bicycle", *command[4:], "--json")
+    assert json.loads(invoke(*command[:3], *plain))["score"] == pytest.approx(
+        tree["score"], abs=1e-6
+    )
 
 
 def test_an_image_file_and_its_id_are_explained_alike(runs, cache, pairs, tmp_path) -> None:

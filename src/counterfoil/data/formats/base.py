@@ -24,7 +24,7 @@ class Item:
     ``row`` is the image's row in the split's fragment table. ``caption_extras`` are lists with one
     entry per caption. ``caption_paths`` are the indices that lead to each caption in a JSON file.
     ``caption_files`` are the files of the captions, if they are not all in ``file``.
-    ``name`` is the image's file name in ``file``, if images are not told apart by ``line``.
+    ``name`` is the image's file name in ``file``, if there is no ``line`` to name it by.
     """
 
     id: str
