@@ -17,8 +17,7 @@ from counterfoil.core.errors import CheckpointError, ConfigError, DataError
 from counterfoil.data.pairs import Split
 from counterfoil.encoders import Encoded
 from counterfoil.encoders.stored import EncodedReader, EncodedWriter, Extent
-from counterfoil.training.guides import build as guide_encode
-from counterfoil.training.guides import build as guide_matrix
+from counterfoil.training.guides import build as guide_build
 from counterfoil.training.guides import guide as guide_resident
 from counterfoil.training.guides.build import build_guide
 from counterfoil.training.guides.guide import EmbeddingGuide, MatrixGuide, copied, open_guide
@@ -33,9 +32,8 @@ FORMS = ["matrix", "embeddings"]
 @pytest.fixture(autouse=True)
 def _small_blocks(monkeypatch) -> None:
     """So that even a small split takes several blocks."""
-    for module in (guide_encode, guide_matrix):
-        monkeypatch.setattr(module, "IMAGE_BLOCK", 5)
-        monkeypatch.setattr(module, "CAPTION_BLOCK", 7)
+    monkeypatch.setattr(guide_build, "IMAGE_BLOCK", 5)
+    monkeypatch.setattr(guide_build, "CAPTION_BLOCK", 7)
 
 
 @pytest.fixture(scope="module")
@@ -204,6 +202,18 @@ def test_blocks_that_were_done_are_not_done_again(split, teachers, tmp_path) -> 
         break
     assert read_manifest(tmp_path / "g").complete
     build_guide(tmp_path / "g", teachers, split, progress=StopsAfter(0))
+
+
+def test_captions_that_fit_on_the_gpu_are_read_once(split, teachers, tmp_path, monkeypatch) -> None:
+    reads = []
+    real = EncodedReader.read
+    monkeypatch.setattr(EncodedReader, "read", lambda *given: reads.append(1) or real(*given))
+    build_guide(tmp_path / "read", teachers, split, form="matrix")
+    before = len(reads)
+    monkeypatch.setattr(guide_build, "room_for", lambda *_: True)
+    build_guide(tmp_path / "kept", teachers, split, form="matrix")
+    assert len(reads) - before == before // -(-len(split) // 5)  # once, not for each block
+    assert files(tmp_path / "kept") == files(tmp_path / "read")
 
 
 def build_and_die(folder: Path, teachers: list[Path], split: Split, form: str, flush: int) -> int:

@@ -24,6 +24,7 @@ from counterfoil.core.storage.arrays import parse_header
 from counterfoil.core.storage.atomic import atomic_folder
 from counterfoil.core.storage.checksums import STATE
 from counterfoil.core.storage.locks import LOCK, locked_folder
+from counterfoil.core.tensors.device import room_for
 from counterfoil.data.batches.collate import pad_fragments
 from counterfoil.data.fragments import FragmentTable
 from counterfoil.data.pairs import Split
@@ -127,20 +128,23 @@ def fill_matrix(
 ) -> None:
     """Write the mean of the models' scores of every image with every caption.
 
-    Images are encoded in blocks; the encoded captions are read again for every block, so neither
-    side is ever completely in memory. Rows of unreadable images are NaN.
+    Images are encoded in blocks. The encoded captions are read again for every block unless they
+    fit on the GPU, so neither side is ever completely in the computer's memory. Rows of unreadable
+    images are NaN.
     """
     path, captions = folder / MATRIX, manifest.data.captions
     offset = _open(path, (manifest.data.images, captions), begun=manifest.matrix_rows > 0)
+    sides = [side_name(number, "captions") for number in range(len(models))]
     readers = [
         EncodedReader(folder / name, caption_dtype(manifest), manifest.sides[name])
-        for name in (side_name(number, "captions") for number in range(len(models)))
+        for name in sides
     ]
+    texts = [_Captions(reader, model.device) for reader, model in zip(readers, models, strict=True)]
     rows = max(1, min(IMAGE_BLOCK, MAX_SCORES_IN_MEMORY // max(1, captions)))
     todo = blocks(manifest.matrix_rows, manifest.data.images, rows, "scoring", progress)
     with path.open("r+b") as file:
         for images in todo:
-            scores = _mean_scores(models, readers, table, images)
+            scores = _mean_scores(models, texts, table, images)
             file.seek(offset + images.start * captions * 2)
             file.write(scores.numpy().astype("<f2").data)
             file.flush()
@@ -160,27 +164,47 @@ def _open(path: Path, shape: tuple[int, int], begun: bool) -> int:
         return parse_header(file, str(path))[2]
 
 
+class _Captions:
+    """The encoded captions of one teacher, in blocks; read once if they fit on the GPU.
+
+    Twice their size must be free, because blocks are padded.
+    """
+
+    def __init__(self, reader: EncodedReader, device: torch.device) -> None:
+        self.reader, self.device = reader, device
+        fits = room_for(2 * reader.size_in_bytes, device)
+        self._on_gpu: list[Encoded] | None = [] if fits else None
+
+    def __len__(self) -> int:
+        return len(self.reader)
+
+    def blocks(self) -> Iterator[tuple[slice, Encoded]]:
+        for number, start in enumerate(range(0, len(self), CAPTION_BLOCK)):
+            columns = slice(start, min(start + CAPTION_BLOCK, len(self)))
+            if self._on_gpu is not None and number < len(self._on_gpu):
+                yield columns, self._on_gpu[number]
+                continue
+            captions, _ = self.reader.read(np.arange(columns.start, columns.stop))
+            block = full_precision(captions, self.device)
+            if self._on_gpu is not None:
+                self._on_gpu.append(block)
+            yield columns, block
+
+
 @torch.inference_mode()
 def _mean_scores(
-    models: Sequence[Model], readers: Sequence[EncodedReader], table: FragmentTable, images: range
+    models: Sequence[Model], texts: Sequence[_Captions], table: FragmentTable, images: range
 ) -> Tensor:
-    total = torch.zeros(len(images), len(readers[0]))
-    for model, reader in zip(models, readers, strict=True):
+    total = torch.zeros(len(images), len(texts[0]))
+    for model, captions in zip(models, texts, strict=True):
         encoded, present = encode_image_block(model, table, images)
         there = torch.from_numpy(present)
         total[~there] = torch.nan
         if encoded is None:
             break
-        for columns, captions in _caption_blocks(reader, model.device):
-            total[there, columns] += score_all(model, encoded, captions)
+        for columns, block in captions.blocks():
+            total[there, columns] += score_all(model, encoded, block)
     return total / len(models)
-
-
-def _caption_blocks(reader: EncodedReader, device: torch.device) -> Iterator[tuple[slice, Encoded]]:
-    for start in range(0, len(reader), CAPTION_BLOCK):
-        stop = min(start + CAPTION_BLOCK, len(reader))
-        captions, _ = reader.read(np.arange(start, stop))
-        yield slice(start, stop), full_precision(captions, device)
 
 
 def build_guide(
