@@ -339,6 +339,10 @@ def test_human_judgements_are_correlated_with_scores(run, pairs, cache, tmp_path
     printed = invoke("evaluate-judgements", run, path, "--cache", cache)
     assert f"{told['tau']:.1f}" in printed
     assert "CLIPScore" in printed
+    twice = ["evaluate-judgements", run, run, path, "--cache", cache, "--standardize", "--json"]
+    assert json.loads(invoke(*twice))["tau"] == pytest.approx(told["tau"])
+    with pytest.raises(ConfigError, match="name two or more runs"):
+        invoke("evaluate-judgements", run, path, "--cache", cache, "--standardize")
     with pytest.raises(DataError, match="columns"):
         invoke("evaluate-judgements", run, run / "config.yaml", "--cache", cache)
 

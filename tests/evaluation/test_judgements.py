@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import counterfoil as cf
-from counterfoil.core.errors import DataError, MissingExtraError
+from counterfoil.core.errors import ConfigError, DataError, MissingExtraError
 from counterfoil.evaluation.judgements import evaluate_judgements, kendall_tau, read_judgements
 
 few_levels = st.lists(st.tuples(st.integers(0, 4), st.integers(0, 9)), min_size=2, max_size=150)
@@ -132,6 +132,32 @@ def test_the_crowd_is_one_share_a_pair_and_judges_own_captions_too(
     assert (result.kind, result.variant, result.pairs, result.ratings) == ("crowd", "b", 10, 10)
     assert result.own_left_out == 0
     assert -100 <= result.tau <= 100
+
+
+def test_several_models_are_an_ensemble_of_averaged_scores(model, concepts, tmp_path) -> None:
+    other = cf.create("scan-t2i", concepts, embed_size=24, text={"word_dim": 8})
+    rng = np.random.default_rng(4)
+    rows = [
+        (f"dev-{i}.jpg", f"test-{i + 1}.jpg#0", *rng.integers(1, 5, size=3).tolist())
+        for i in range(12)
+    ]
+    path = write(tmp_path / "a.txt", rows)
+    dev, texts = concepts["dev"].fragments, concepts.test.captions
+    scores = [
+        [round(float(one.score([dev.read(i)], [texts[i + 1][0]])[0, 0]), 5) for i in range(12)]
+        for one in (model, other)
+    ]
+    y = [rating for row in rows for rating in row[2:]]
+    for standardize in (False, True):
+        shares = [1 / np.std(own) if standardize else 1.0 for own in scores]
+        mean = sum(share * np.array(own) for share, own in zip(shares, scores, strict=True))
+        expected = 100 * kendall_tau(np.repeat(mean, 3), y, "c")
+        result = evaluate_judgements([model, other], concepts, path, standardize=standardize)
+        assert result.tau == pytest.approx(expected)
+    alone = evaluate_judgements(model, concepts, path).tau
+    assert evaluate_judgements([model], concepts, path).tau == alone != result.tau
+    with pytest.raises(ConfigError, match="no model given"):
+        evaluate_judgements([], concepts, path)
 
 
 def test_unreadable_images_are_counted(model, concepts, tmp_path) -> None:

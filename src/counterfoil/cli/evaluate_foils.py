@@ -200,7 +200,14 @@ def _start_of(run: Path, cache: Path, bars: Progress) -> tuple[Path, str]:
 
 
 def evaluate_judgements(
-    run: opt.Run,
+    runs: Annotated[
+        list[Path],
+        typer.Argument(
+            callback=opt.find_models,
+            help="Runs, model folders or pretrained models. The scores of several are averaged "
+            "(ensemble).",
+        ),
+    ],
     judgements: Annotated[
         Path,
         typer.Argument(
@@ -212,26 +219,41 @@ def evaluate_judgements(
     option: opt.SourceOptions = None,
     device: opt.Device = "auto",
     cache: opt.Cache = opt.CACHE,
+    standardize: Annotated[
+        bool,
+        typer.Option(
+            "--standardize",
+            help="Divide each run's scores by their standard deviation before averaging.",
+        ),
+    ] = False,
     as_json: opt.Json = False,
 ) -> None:
     """Correlate scores with human judgements of Flickr8k: Kendall's τ, as CLIPScore reports it.
 
+    Several runs are an ensemble, whose scores are averaged.
     The kind of file is detected from its numbers. Expert ratings (three per pair): τ-c over all
     ratings, without an image's own captions. Crowd votes (share of yes): τ-b.
 
     [bold]Examples[/]
 
       counterfoil evaluate-judgements runs/f8k ExpertAnnotations.txt
+      counterfoil evaluate-judgements runs/a runs/b ExpertAnnotations.txt --standardize
       counterfoil evaluate-judgements runs/f8k CrowdFlowerAnnotations.txt \\
         --data flickr8k/
     """
-    check_inputs([run], data, format)
+    if standardize and len(runs) < 2:
+        raise ConfigError("--standardize is for ensembles: name two or more runs")
+    check_inputs(runs, data, format)
     from counterfoil.evaluation.judgements import evaluate_judgements
     from counterfoil.training.run_folder import load_model
 
-    pairs = DataChoice(data, format, option, cache, quiet=as_json).read(run)
+    pairs = DataChoice(data, format, option, cache, quiet=as_json).read(runs[0])
     report = evaluate_judgements(
-        load_model(run, device), pairs, judgements, progress(quiet=as_json)
+        [load_model(run, device) for run in runs],
+        pairs,
+        judgements,
+        progress(quiet=as_json),
+        standardize=standardize,
     )
     if as_json:
         print_json(report.as_dict())

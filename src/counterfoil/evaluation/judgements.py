@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 
-from counterfoil.core.errors import DataError, MissingExtraError
+from counterfoil.core.errors import ConfigError, DataError, MissingExtraError
 from counterfoil.core.progress import Progress, Silent
 from counterfoil.core.storage.reading import read_text
 from counterfoil.core.tensors.modes import eval_mode
@@ -26,6 +26,7 @@ from counterfoil.data.batches.collate import pad_fragments
 from counterfoil.data.fragments import Fragments
 from counterfoil.data.pairs import Pairs, Split
 from counterfoil.data.text.tokenizers import known_text
+from counterfoil.evaluation.evaluate import average
 from counterfoil.evaluation.report import Report
 from counterfoil.models.model import Model
 from counterfoil.scoring.encode import encode_texts
@@ -140,16 +141,26 @@ def _kind(values: tuple[float, ...]) -> Kind | None:
 
 
 def evaluate_judgements(
-    model: Model, pairs: Pairs, path: Path, progress: Progress | None = None
+    model: Model | Sequence[Model],
+    pairs: Pairs,
+    path: Path,
+    progress: Progress | None = None,
+    *,
+    standardize: bool = False,
 ) -> JudgementReport:
     """Kendall's τ of a model's scores with the judgements of a file, over all splits of the data.
 
-    Images are looked up by name, with or without a file extension. Words unknown to the model are
-    removed from a caption; a pair without a known word is counted as ``unknown`` and ignored.
+    Several models are an ensemble with averaged scores; ``standardize`` first divides those of each
+    by their standard deviation. Images are looked up by name, with or without a file extension.
+    Words unknown to a model are removed from its captions; a pair without a known word is counted
+    as ``unknown`` and ignored.
     """
+    models = list(model) if isinstance(model, Sequence) else [model]
+    if not models:
+        raise ConfigError("nothing to evaluate: no model given")
     kind, judgements = read_judgements(path)
     images = _images_by_name(pairs)
-    usable: list[tuple[Judgement, _Image, str]] = []
+    usable: list[tuple[Judgement, _Image, list[str]]] = []
     own = missing = unknown = 0
     for judgement in judgements:
         image, owner = images.get(_stem(judgement.image)), images.get(_stem(judgement.caption_of))
@@ -158,23 +169,30 @@ def evaluate_judgements(
         elif kind == "expert" and owner.captions[judgement.number] in image.captions:
             own += 1
         else:
-            read = known_text(model.text, owner.captions[judgement.number])
-            unknown += not read.is_readable
-            if read.is_readable:
-                usable.append((judgement, image, read.text))
+            reads = [known_text(one.text, owner.captions[judgement.number]) for one in models]
+            readable_by_all = all(read.is_readable for read in reads)
+            unknown += not readable_by_all
+            if readable_by_all:
+                usable.append((judgement, image, [read.text for read in reads]))
     if not usable:
         raise DataError(
             f"{path}: none of its {len(judgements)} pairs can be used: {missing} are not in the "
             f"data set '{pairs.name}', {own} have an own caption, {unknown} have no word that the "
             "model knows"
         )
-    scores = _scores(model, [(image, text) for _, image, text in usable], progress or Silent())
-    readable = ~np.isnan(scores)
+    by_model = np.stack(
+        [
+            _scores(one, [(image, texts[k]) for _, image, texts in usable], progress or Silent())
+            for k, one in enumerate(models)
+        ]
+    )
+    readable = np.asarray(~np.isnan(by_model).any(axis=0))
     if not readable.any():
         raise DataError(f"{path}: no image of its {len(usable)} pairs can be read")
+    scores = average([row[None, readable] for row in by_model], standardize=standardize)[0]
     scored = [entry for entry, good in zip(usable, readable, strict=True) if good]
     rated = [judgement.ratings for judgement, _, _ in scored]
-    x = np.repeat(scores[readable], [len(ratings) for ratings in rated])
+    x = np.repeat(scores, [len(ratings) for ratings in rated])
     y = [value for ratings in rated for value in ratings]
     variant: Literal["b", "c"] = "c" if kind == "expert" else "b"
     return JudgementReport(

@@ -180,20 +180,25 @@ class _Collector:
         columns: Sequence[MeasureColumn],
         evaluator: MeasureEvaluator,
     ) -> RowResult:
-        """The row with the columns besides recalls, if it has one run per seed."""
+        """The row with the columns besides recalls; of ensembles, agreement with people alone."""
         errors = list(result.errors)
         each = {one.seed: one for one in result.each}
         for index, (seed, members) in enumerate(zip(row.seeds, row.runs, strict=True)):
-            if len(members) != 1 or members[0].state != "finished":
+            if any(run.state != "finished" for run in members):
                 continue
             values: dict[str, float] = {}
             for given in columns:
                 column = given.of_row(row.foils, row.blind)
+                if len(members) > 1 and column.judgements is None:
+                    continue
                 writer = self.plan.runs[column.writer][index] if column.writer else None
                 if writer is not None and writer.state != "finished":
                     continue
                 try:
-                    value = evaluator.number(column, members[0], writer)
+                    if column.judgements is not None:
+                        value = evaluator.tau(column.judgements, members, row.standardize)
+                    else:
+                        value = evaluator.number(column, members[0], writer)
                 except Exception as error:  # a failed column must not hide the others
                     errors.append(f"{members[0].title}, {column.title}: {describe(error)}")
                     continue

@@ -211,7 +211,7 @@ class MeasureEvaluator:
         elif column.is_forgetting:
             value = _forgotten(run.folder).get(column.number)
         elif column.judgements is not None:
-            value = self._tau(column.judgements, run)
+            value = self.tau(column.judgements, [run])
         elif column.foils is None or column.of_rule_words:
             value = getattr(self._words(run, column.of_rule_words), column.number).value
         else:
@@ -224,7 +224,7 @@ class MeasureEvaluator:
         if column.is_cost or column.is_forgetting:
             return True
         if column.judgements is not None:
-            return self._path(self._tau_key(column.judgements, run)).is_file()
+            return self._path(self._tau_key(column.judgements, [run])).is_file()
         if column.foils is None or column.of_rule_words:
             return self._path(self._words_key(run, column.of_rule_words)).is_file()
         by = run if column.foils == OWN else writer
@@ -258,25 +258,32 @@ class MeasureEvaluator:
         by = ["rules"] if by_rule else []
         return ["words", run.digest, self.options.captions, self.options.seed, *by]
 
-    def _tau(self, name: str, run: PlannedRun) -> float | None:
-        """Kendall's τ with the judgements in a file in the folder of the run's data."""
-        folder = Path(run.config.data.source)
+    def tau(self, name: str, runs: Sequence[PlannedRun], standardize: bool = False) -> float | None:
+        """Kendall's τ of a run or an ensemble with the judgements of a file beside its data."""
+        folder = Path(runs[0].config.data.source)
         if not folder.is_dir():
             return None
         path = folder / name
         if not path.is_file():
             raise DataError(f"{path}: no such file of judgements; copy it there")
         report = self.cached(
-            self._tau_key(name, run),
+            self._tau_key(name, runs, standardize),
             JudgementReport,
             lambda: judge_by_people(
-                _model(run), self.evaluator.pairs_of(run), path, self.evaluator.progress
+                [_model(run) for run in runs],
+                self.evaluator.pairs_of(runs[0]),
+                path,
+                self.evaluator.progress,
+                standardize=standardize,
             ),
         )
         return report.tau
 
-    def _tau_key(self, name: str, run: PlannedRun) -> list[object]:
-        return ["tau", run.digest, name]
+    def _tau_key(
+        self, name: str, runs: Sequence[PlannedRun], standardize: bool = False
+    ) -> list[object]:
+        options = ["standardised"] if standardize else []
+        return ["tau", *(run.digest for run in runs), name, *options]
 
     def _try_foil_report(
         self, column: MeasureColumn, run: PlannedRun, writer: PlannedRun | None
