@@ -2,7 +2,7 @@
 # Flickr8k from photos to tables, step by step. Every step can be stopped and called again; what is done
 # is not done twice. Data and runs lie in WORK, the numbers in RESULTS, nothing in the repository.
 #
-#   run.sh features [lite2-36 lite2-46 lite20-46 lite0-36]  fragments of the photos (SHARDS: the four .tar files)
+#   run.sh features [lite2-36 lite2-46 lite20-46 lite210-46 lite0-36]  fragments of the photos (SHARDS: the four .tar files)
 #   run.sh words GLOVE_PACKAGE MINILM_FOLDER         word vectors and language model (words.py says which)
 #   run.sh tune [ROW ...]                            learning rates on dev, three each, one seed
 #   run.sh tune-tags [ROW ...]                       the same for UNITER and TAGS
@@ -73,6 +73,8 @@ features() {
       lite2-46) how=(-b joined --backbone-option 'parts=["efficientnet-lite {\"variant\": 2, \"fit\": \"keep\", \"size\": 320, \"grid\": 6}", "crops {\"base_options\": {\"variant\": 2}, \"scales\": [1.0, 0.5]}"]') ;;
       # The same of two backbones, their vectors end to end: 46 fragments of 2560 numbers.
       lite20-46) how=(-b joined --backbone-option along=channels --backbone-option "parts=$(both 2 0)") ;;
+      # Of three backbones: 46 fragments of 3840 numbers.
+      lite210-46) how=(-b joined --backbone-option along=channels --backbone-option "parts=$(both 2 1 0)") ;;
       # A weaker backbone by itself.
       lite0-36) how=(-b efficientnet-lite --backbone-option variant=0 --backbone-option grid=6) ;;
       *) echo "unknown features: $name" >&2; return 2 ;;
