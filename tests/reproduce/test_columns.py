@@ -263,6 +263,33 @@ def test_ensembles_are_scored_by_the_processes(made, cache, tmp_path) -> None:
     assert measure_together(both, judge, 2, Silent()) == 0
 
 
+def test_of_ensembles_only_the_agreement_with_people_is_measured(
+    made, cache, tmp_path, monkeypatch
+) -> None:
+    plan, _ = made
+    rows = [
+        {"label": ["paper"], "published_only": True, "published": {"f30k": [1] * 6 + [6]}},
+        {"label": ["both"], "ensemble": ["plain", "writer"], "standardize": True},
+        {"label": ["one"], "run": "plain"},
+    ]
+    measures = [COLUMNS[4], {"title": "τ", "judgements": "a.txt", "number": "tau"}]
+    both = planned(table(rows=rows, measures=measures), plan.out)
+    judge = RunEvaluator(tmp_path, cache, Silent())
+    seen = []
+
+    def tau(_, name, runs, standardize=False) -> float:
+        seen.append((name, len(runs), standardize))
+        return 7.0 + len(runs)
+
+    monkeypatch.setattr(MeasureEvaluator, "tau", tau)
+    paper, ensemble, one = collect(both, Outcome({}), judge).rows
+    assert seen == [("a.txt", 2, True), ("a.txt", 1, False)]
+    assert not paper.each
+    assert (ensemble.numbers["τ"].mean, one.numbers["τ"].mean) == (9.0, 8.0)
+    assert "words" not in ensemble.numbers
+    assert "words" in one.numbers
+
+
 def test_nothing_is_measured_once_the_user_wants_to_stop(made, cache, tmp_path) -> None:
     plan, _ = made
     judge = RunEvaluator(tmp_path, cache, Silent())

@@ -184,7 +184,7 @@ class _Collector:
         errors = list(result.errors)
         each = {one.seed: one for one in result.each}
         for index, (seed, members) in enumerate(zip(row.seeds, row.runs, strict=True)):
-            if any(run.state != "finished" for run in members):
+            if not members or any(run.state != "finished" for run in members):
                 continue
             values: dict[str, float] = {}
             for given in columns:

@@ -277,7 +277,7 @@ class MeasureEvaluator:
                 standardize=standardize,
             ),
         )
-        return report.tau
+        return None if math.isnan(report.tau) else report.tau
 
     def _tau_key(
         self, name: str, runs: Sequence[PlannedRun], standardize: bool = False
