@@ -40,14 +40,7 @@ EXCLUDES = {
 
 def evaluate(
     context: typer.Context,
-    runs: Annotated[
-        list[Path],
-        typer.Argument(
-            callback=opt.find_models,
-            help="Runs, model folders or pretrained models. The scores of several are averaged "
-            "(ensemble).",
-        ),
-    ],
+    runs: opt.Ensemble,
     data: Annotated[
         str | None,
         typer.Option(

@@ -200,14 +200,7 @@ def _start_of(run: Path, cache: Path, bars: Progress) -> tuple[Path, str]:
 
 
 def evaluate_judgements(
-    runs: Annotated[
-        list[Path],
-        typer.Argument(
-            callback=opt.find_models,
-            help="Runs, model folders or pretrained models. The scores of several are averaged "
-            "(ensemble).",
-        ),
-    ],
+    runs: opt.Ensemble,
     judgements: Annotated[
         Path,
         typer.Argument(
@@ -230,14 +223,13 @@ def evaluate_judgements(
 ) -> None:
     """Correlate scores with human judgements of Flickr8k: Kendall's τ, as CLIPScore reports it.
 
-    Several runs are an ensemble, whose scores are averaged.
     The kind of file is detected from its numbers. Expert ratings (three per pair): τ-c over all
     ratings, without an image's own captions. Crowd votes (share of yes): τ-b.
 
     [bold]Examples[/]
 
       counterfoil evaluate-judgements runs/f8k ExpertAnnotations.txt
-      counterfoil evaluate-judgements runs/a runs/b ExpertAnnotations.txt --standardize
+      counterfoil evaluate-judgements runs/a runs/b ExpertAnnotations.txt
       counterfoil evaluate-judgements runs/f8k CrowdFlowerAnnotations.txt \\
         --data flickr8k/
     """

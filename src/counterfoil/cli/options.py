@@ -75,6 +75,14 @@ def _listed(value: Any) -> list[Any]:
 
 RUN_HELP = "Run folder (its best checkpoint is used), folder of a saved model, or pretrained model."
 Run = Annotated[Path, typer.Argument(callback=find_models, help=RUN_HELP)]
+Ensemble = Annotated[
+    list[Path],
+    typer.Argument(
+        callback=find_models,
+        help="Runs, model folders or pretrained models. The scores of several are averaged "
+        "(ensemble).",
+    ),
+]
 Image = Annotated[str, typer.Argument(help="Image file, or the id of an image in the data set.")]
 Sentence = Annotated[str, typer.Argument(help="Sentence about the image, in quotes.")]
 Pairs = Annotated[
