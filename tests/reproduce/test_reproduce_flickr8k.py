@@ -120,7 +120,7 @@ def test_the_budget_is_the_same_for_every_method_and_covers_the_tables() -> None
 
 def test_the_wide_grid_of_rates_goes_beyond_the_former_one_and_does_not_end_at_an_edge() -> None:
     (former,) = sweeps("tuning")
-    for wide in sweeps("rates", "rates-guided", "rates-uniter", "warmup", "decay"):
+    for wide in sweeps("rates", "rates-guided", "rates-uniter", "rates-tags", "warmup", "decay"):
         assert wide.beyond
     assert max(sweeps("rates")[0].values) >= 8 * max(former.values)
 
@@ -131,6 +131,24 @@ def test_what_is_tuned_after_the_rate_has_a_rate() -> None:
     for later in sweeps("warmup", "decay"):
         assert {line.run for line in later.lines} <= of_rates
         assert later.key != rates.key
+
+
+def test_a_sweep_and_its_table_share_the_runs_from_which_theirs_learn(tmp_path) -> None:
+    (rates,) = sweeps("rates-uniter")
+    assert rates.change == {"evaluation.test_split": "dev"}
+    settings = Settings("lite2-36", "f30k", seeds=1)
+    plans = [
+        make_plan(one, settings, tmp_path) for one in (rates, load_artifact("flickr8k.uniter"))
+    ]
+    (swept,), (planned,) = (
+        plan.runs[name]
+        for plan, name in zip(plans, ("uniter-guided, lr=0.001", "uniter-chosen"), strict=True)
+    )
+    assert (swept.config.evaluation.test_split, planned.config.evaluation.test_split) == (
+        "dev",
+        "test",
+    )
+    assert [one.digest for one in swept.needs] == [one.digest for one in planned.needs] != []
 
 
 @pytest.mark.parametrize("name", TABLES)

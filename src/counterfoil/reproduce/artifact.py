@@ -161,6 +161,10 @@ class Sweep(Artifact):
     lines: list[Line] = Field(default_factory=list)
     key: str = Field(description="such as objective.selhn.epsilon")
     values: list[int | float] = Field(min_length=1)
+    change: dict[str, Any] = Field(
+        default_factory=dict,
+        description="config values of all its runs, but not of the runs that they learn from",
+    )
     beyond: int = Field(
         default=0,
         ge=0,

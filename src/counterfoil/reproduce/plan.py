@@ -251,9 +251,10 @@ def make_plan(artifact: AnyArtifact, settings: Settings, out: Path) -> Plan:
     seeds = range(settings.seeds)
     if isinstance(artifact, Sweep):
         for point in artifact.points:
-            change = f"{artifact.key}={json.dumps(point.value)}"
+            values = {**artifact.change, artifact.key: point.value}
+            changes = [f"{key}={json.dumps(value)}" for key, value in values.items()]
             plan.runs[point.title] = [
-                maker.make(point.line.run, seed, change, point.title) for seed in seeds
+                maker.make(point.line.run, seed, changes, point.title) for seed in seeds
             ]
     else:
         for name in artifact.used:
@@ -290,14 +291,16 @@ class _Maker:
     out: Path
     making: list[str] = field(default_factory=list)
 
-    def make(self, reference: str, seed: int, change: str = "", title: str = "") -> PlannedRun:
+    def make(
+        self, reference: str, seed: int, changes: Sequence[str] = (), title: str = ""
+    ) -> PlannedRun:
         """The run that ``reference`` yields for a row's ``seed``."""
         parsed = run_reference(reference)
         name, seed = parsed.name, parsed.at(seed)
         if name in self.making:
             raise ConfigError(f"run '{name}' needs itself ({' → '.join([*self.making, name])})")
         where = f"{self.artifact.name}, run '{name}'"
-        tree = self._tree(name, seed, change)
+        tree = self._tree(name, seed, changes)
         self.making.append(name)
         try:
             needs = {text: self._needed(text, seed, where) for text in references(tree)}
@@ -335,7 +338,7 @@ class _Maker:
             )
         return self.make(reference, seed)
 
-    def _tree(self, name: str, seed: int, change: str) -> Tree:
+    def _tree(self, name: str, seed: int, swept: Sequence[str]) -> Tree:
         """Merge the base, the run, the smoke settings, the changes and the overrides.
 
         A tuned value comes after the run for which it was tuned. So a run that extends this one has
@@ -361,7 +364,7 @@ class _Maker:
         for key, value in changes.items():
             tree = apply_override(tree, f"{key}={json.dumps(value)}")
         before = tree
-        for override in filter(None, (change, *self.settings.overrides)):
+        for override in (*swept, *self.settings.overrides):
             tree = apply_override(tree, override)
         for key in {key: None for spec in chain for key in spec.ignores}:
             tree = _with_former(tree, before, key)
