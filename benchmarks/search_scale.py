@@ -131,9 +131,9 @@ class Run:
         if not finished:
             print(f"stopped after {options.minutes} minutes; run the command again to continue")
 
-    def step(self, name: str, work: Callable[[], Any]) -> bool:
+    def step(self, name: str, work: Callable[[], Any], again: bool = False) -> bool:
         """Do a step unless it is done; False if the time is up."""
-        if name in self.steps:
+        if name in self.steps and not again:
             return True
         if time.monotonic() > self.end:
             return False
@@ -146,11 +146,15 @@ class Run:
         return True
 
     def way(self, way: str, count: int) -> bool:
-        """Vectors, exact results, an index of each form, then the rounds of all of them."""
+        """Vectors, exact results, an index of each form, then the rounds of all of them.
+
+        Forms that an earlier call measured are left out.
+        """
         options, name = self.options, f"{way} {count}"
-        if f"rounds {name}" in self.steps:
+        known = self.steps.get(f"rounds {name}", {})
+        forms = [f for f in self.forms if count <= FORMS[f].most and f not in known]
+        if not forms:
             return True
-        forms = [form for form in self.forms if count <= FORMS[form].most]
         finished = self.step(f"truth {name}", lambda: find_truth(options, way, count))
         for form in forms:
             job = (form, way, str(count))
@@ -158,7 +162,9 @@ class Run:
                 f"build {form} {name}", lambda job=job: json.loads(_child(options, "--build", job))
             )
         if finished:
-            finished = self.step(f"rounds {name}", lambda: rounds(options, forms, way, count))
+            finished = self.step(
+                f"rounds {name}", lambda: known | rounds(options, forms, way, count), again=True
+            )
         if finished:
             for form in forms:
                 shutil.rmtree(_folder(options, form, way, count), ignore_errors=True)
