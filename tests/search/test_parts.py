@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 
 import numpy as np
@@ -198,7 +199,9 @@ def test_a_merge_raises_the_limit_on_open_files_or_names_it(
     for number in range(1, 8):
         encode_part(out, splits, Part(number, 7), settings)
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    low = len(os.listdir("/dev/fd")) + 12
+    used = {int(name) for name in os.listdir("/dev/fd")}
+    # the limit is on the number of a file, so those above it leave as many free below
+    low = next(n for n in count(13) if n - sum(one < n for one in used) == 12)
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (low, before[1]))
         MergedParts.open(out, splits, settings)
