@@ -201,3 +201,12 @@ def test_words_need_a_data_set_that_knows_the_truth(runs, cache, pairs, tmp_path
     )
     with pytest.raises(DataError, match="does not say what is true"):
         invoke("evaluate", runs["naaf"], "--data", tmp_path / "captions.jsonl", *QUICK)
+
+
+def test_the_picture_does_not_replace_the_photo(runs, tmp_path) -> None:
+    photo = tmp_path / "photo.png"
+    Image.new("RGB", (8, 8)).save(photo)
+    before = photo.read_bytes()
+    with pytest.raises(ConfigError, match="this is the image itself"):
+        invoke("explain", runs["naaf"], photo, SENTENCE, "--out", tmp_path / "." / "photo.png")
+    assert photo.read_bytes() == before

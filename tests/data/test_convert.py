@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from counterfoil.core.errors import BusyError, ConfigError, DataError
 from counterfoil.core.storage.atomic import staged_folder
 from counterfoil.data import ArrayFile, FileImage, FragmentTable, Pairs, Split, convert, load_pairs
+from counterfoil.data.convert import DATA_SET_FILES, refuse_loss
 from tests.data.tiny import assert_same, kinds, make_pairs, png, write_images
 from tests.holding import content
 
@@ -187,10 +188,42 @@ def test_a_folder_that_is_not_empty_is_refused_unless_overwriting(tmp_path):
     (tmp_path / "out/precious").write_text("data")
     with pytest.raises(DataError, match="not empty"):
         convert(pairs, tmp_path / "out", "jsonl")
-    assert (tmp_path / "out/precious").exists()
+    (tmp_path / "out/precious").unlink()
+    (tmp_path / "out/captions.jsonl").write_text("old")
+    with pytest.raises(DataError, match=r"not empty; .* or replace it with --overwrite"):
+        convert(pairs, tmp_path / "out", "jsonl")
     convert(pairs, tmp_path / "out", "jsonl", overwrite=True)
-    assert not (tmp_path / "out/precious").exists()
+    assert (tmp_path / "out/captions.jsonl").read_text() != "old"
     assert {path.name for path in tmp_path.iterdir()} == {"in", "out"}
+
+
+def test_what_is_no_data_set_is_never_overwritten(tmp_path):
+    pairs = make_pairs(tmp_path / "in", REGULAR)
+    convert(pairs, tmp_path / "out", "jsonl")
+    (tmp_path / "out/precious").write_text("data")
+    with pytest.raises(DataError, match="has 'precious', which is not part of a data set"):
+        convert(pairs, tmp_path / "out", "jsonl", overwrite=True)
+    assert (tmp_path / "out/precious").read_text() == "data"
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_every_layout_can_be_overwritten(tmp_path, format):
+    pairs = make_pairs(tmp_path / "in", ODD)
+    for _ in range(2):
+        convert(pairs, tmp_path / "out", format, overwrite=True)
+    assert all(DATA_SET_FILES.fullmatch(path.name) for path in (tmp_path / "out").iterdir())
+
+
+def test_images_that_would_not_be_written_again_are_not_deleted(tmp_path):
+    pairs = back(make_pairs(tmp_path / "in", ODD), tmp_path / "out", "jsonl")
+    extra = tmp_path / "out/images/one-more.png"
+    extra.write_bytes(b"a photo without a caption")
+    with pytest.raises(DataError, match=r"would delete 1 of them, such as one-more\.png"):
+        convert(pairs, tmp_path / "out", "shards", overwrite=True)
+    with pytest.raises(DataError, match="would delete"):
+        refuse_loss(pairs, tmp_path / "out", images=False)
+    refuse_loss(pairs, tmp_path / "elsewhere", images=False)
+    assert extra.exists()
 
 
 def test_a_data_set_can_replace_itself(tmp_path):

@@ -333,6 +333,8 @@ def test_any_shape_agrees_with_double_precision(way, seed, shape, masked, half) 
         ({"query_mask": torch.ones(3, 5, dtype=torch.bool)}, r"query_mask of shape \[3, 5\]"),
         ({"document_mask": torch.ones(5, 6)}, "document_mask of .* dtype torch.float32"),
         ({"documents": torch.zeros(5, 6, 8, device="meta")}, "tensors on cpu, meta"),
+        ({"queries": [[[0.0] * 8]]}, "queries of list; expected a tensor"),
+        ({"query_mask": [[True] * 4] * 3}, "query_mask of list; expected a tensor"),
     ],
 )
 def test_what_does_not_belong_together_is_an_error(change, message) -> None:

@@ -23,7 +23,7 @@ from counterfoil.models import create_model, models
 from counterfoil.models.explain import explain, word_map
 from counterfoil.models.match import POINTS, Yardstick
 from counterfoil.plots import sentences as word_chips
-from counterfoil.plots.sentences import explain_png, method_note, shades
+from counterfoil.plots.sentences import color_note, explain_png, method_note, shades
 from tests.conftest import thinned
 from tests.models.test_models import (
     FEATURE_MODELS,
@@ -94,8 +94,11 @@ def test_the_method_is_the_given_one_or_the_one_that_was_better_on_dev(concepts)
         np.testing.assert_array_equal(one.region_weights, other.region_weights)
     ramp = tuple(np.linspace(0.0, 1.0, POINTS).tolist())
     model.yardstick = Yardstick("dev", 9, ramp, ramp, 0.1, 0.1, word_method="leave-one-out")
-    assert model.explain(fragments, "a dog").method == "leave-one-out"
-    assert model.explain(fragments, "a dog", "parts").method == "parts"
+    usual, other = model.explain(fragments, "a dog"), model.explain(fragments, "a dog", "parts")
+    assert (usual.method, usual.has_common_scale) == ("leave-one-out", True)
+    assert (other.method, other.has_common_scale) == ("parts", False)
+    assert "in every picture" in color_note(usual)
+    assert "within this sentence only: usual effects were measured by leave" in color_note(other)
 
 
 def test_a_method_that_a_matcher_does_not_have_is_refused(concepts) -> None:

@@ -18,7 +18,7 @@ from counterfoil.core.errors import CheckpointError
 from counterfoil.core.storage.checksums import SUMS, check_sums, write_sums
 from counterfoil.features.efficientnet import has_weights
 from counterfoil.models import from_pretrained, save_pretrained
-from counterfoil.models.store import WEIGHTS
+from counterfoil.models.store import CONFIG, WEIGHTS
 from counterfoil.scoring.encode import score_split
 from tests.conftest import thinned
 
@@ -221,3 +221,12 @@ def test_a_shipped_model_loads_by_name_and_scores(name, tmp_path, monkeypatch) -
     config = (zoo.FOLDER / name / "config.json").read_text()
     assert not re.search(r'"(/|~|[A-Z]:)', config), "a path of the machine that trained it"
     assert torch.equal(from_pretrained(name).score([photo], texts), scores)
+
+
+def test_a_part_that_is_not_registered_here_is_no_damage(saved) -> None:
+    config = json.loads((saved / CONFIG).read_text())
+    config["spec"]["matcher"] = {"name": "top-regions"}
+    (saved / CONFIG).write_text(json.dumps(config))
+    write_sums(saved)
+    with pytest.raises(CheckpointError, match=r"unknown matcher 'top-regions'.*import the module"):
+        from_pretrained(saved)

@@ -31,6 +31,7 @@ from counterfoil.objectives.cfm_perturbations import (
     Tokens,
     exchange_images,
     exchange_texts,
+    gradient_norm,
     mask_images,
     mask_texts,
 )
@@ -450,3 +451,22 @@ def test_processes_draw_alike_and_agree_on_loss_and_gradients(tmp_path, in_two_p
     for mine, theirs in zip(first, second, strict=True):
         assert torch.allclose(mine, theirs, rtol=1e-5)
     assert len({float(loss) for loss in first[:3]}) > 1
+
+
+@pytest.mark.parametrize("members", [1, 2])
+def test_importance_of_a_batch_read_in_chunks_is_that_of_the_whole(members) -> None:
+    draw = torch.Generator().manual_seed(0)
+    whole = [torch.randn(5, 3, 4, generator=draw).requires_grad_() for _ in range(members)]
+    weights = [torch.randn(5, 3, 4, generator=draw) for _ in range(members)]
+
+    def score(parts) -> Tensor:
+        return sum((w * x.square()).sum() for w, x in zip(weights, parts, strict=True))
+
+    expected = gradient_norm(score(whole), whole, members)
+    assert expected.shape == (5, 3)
+    cut = [
+        [x.detach()[rows].requires_grad_() for x in whole] for rows in (slice(0, 2), slice(2, 5))
+    ]
+    again = [torch.cat(parts) for parts in zip(*cut, strict=True)]
+    leaves = [leaf for chunk in cut for leaf in chunk]
+    assert torch.equal(gradient_norm(score(again), leaves, members), expected)

@@ -271,3 +271,12 @@ def test_a_run_learns_and_resumes_to_the_same_bytes(concepts, tmp_path, name) ->
         assert torch.equal(mine, theirs)
     trained = {id(p) for group in again.updates.optimizer.param_groups for p in group["params"]}
     assert not trained & {id(p) for p in resumed.parameters()}
+
+
+def test_pairs_need_not_be_on_the_diagonal() -> None:
+    scores = torch.tensor([[0.1, 0.9, 0.2], [0.3, 0.2, 0.8], [0.7, 0.1, 0.0]], dtype=torch.float64)
+    moved = torch.tensor([[0, 1, 0], [0, 0, 1], [1, 0, 0]]).bool()
+    assert MetaSPN()(scores, moved) == MetaSPN()(scores[:, [1, 2, 0]]) == 0.0
+    fewer = moved.clone()
+    fewer[2] = False  # an image without a caption
+    assert MetaSPN()(scores, fewer) == pytest.approx(float(objectives["hardest"]()(scores, fewer)))

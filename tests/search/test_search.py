@@ -182,6 +182,21 @@ def test_recall_is_what_a_naive_comparison_counts(indexes) -> None:
     ]
 
 
+@pytest.mark.parametrize("size", [1, 3])
+def test_recall_of_a_small_shortlist_is_that_of_searches_with_it(size, indexes) -> None:
+    index = indexes["naaf"]
+    narrow = index.recall(64, shortlist_size=size)[0]
+    items = index.items["captions"]
+    texts = [about["text"] for about in items.about(items.table.live_ids)]
+    for k in (1, 5):
+        shares = []
+        for text in texts:
+            two = {h.id for h in index.search(text, k=k, shortlist_size=size).hits}
+            one = {h.id for h in index.search(text, k=k, exhaustive=True).hits}
+            shares.append(len(two & one) / k)
+        assert narrow.at[k] == pytest.approx(np.mean(shares), abs=1e-6)
+
+
 @pytest.mark.slow
 def test_a_fitted_first_stage_finds_more_than_a_pooled_one(models, concepts, tmp_path) -> None:
     recalls = {}

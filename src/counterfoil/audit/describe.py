@@ -230,7 +230,7 @@ class Corrector:
 
     def __init__(self, model: Model, split: Split, threshold: float | None = None) -> None:
         correction_matcher(model)
-        self.model, self.fragments, self.threshold = model, split.require_fragments(), threshold
+        self.model, self.fragments, self.threshold = model, model.fragments_of(split), threshold
         self.row_of = {name: number for number, name in enumerate(split.ids)}
 
     def correct_all(

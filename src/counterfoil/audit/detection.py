@@ -105,7 +105,7 @@ def loss_score(model: Model, split: Split, captions: Ints, seed: int = 0) -> Val
     The loss of a pair is its mean hinge cost in a random batch. The probability is that of the
     upper of two Gaussians of these losses; equal ones are ordered by the loss.
     """
-    table = split.require_fragments()
+    table = model.fragments_of(split)
     losses = np.zeros(len(captions))
     order = np.random.default_rng(seed).permutation(len(captions))
     with eval_mode(model):

@@ -88,7 +88,7 @@ class ImageBlocks:
     """
 
     def __init__(self, model: Model, split: Split, size: int | None = None) -> None:
-        self.model, self.split, self.table = model, split, split.require_fragments()
+        self.model, self.split, self.table = model, split, model.fragments_of(split)
         self.size = size or _block_size(model, self.table)
         self.skipped: dict[int, str] = {}
         self._only: ImageBlock | None = None

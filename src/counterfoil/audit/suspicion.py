@@ -193,7 +193,7 @@ def measure_effects(
     wrong ones on dev scenes than the fall of the score without a word (leave-one-out), so that is
     the sign. TAGS-DC's head serves for both.
     """
-    table = split.require_fragments()
+    table = model.fragments_of(split)
     progress = progress or Silent()
     effects: dict[int, list[CaptionWord]] = {}
     method = naming_method(model)

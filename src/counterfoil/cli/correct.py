@@ -125,7 +125,7 @@ def correct(
     if image is None or text is None:
         raise ConfigError("expected an image and a sentence (or --measure to measure the model)")
     check_sentence(text, "correct")
-    check_picture(out)
+    check_picture(out, image)
     check_inputs([run], data, format)
     _correct_one(run, image, text, source, split, rule, out, device)
 

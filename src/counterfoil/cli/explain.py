@@ -79,7 +79,7 @@ def explain(
         "two cows next to a tree"
     """
     check_sentence(text, "explain")
-    check_picture(out)
+    check_picture(out, image)
     check_inputs([run], data, format)
     from counterfoil.training.run_folder import load_model
 

@@ -92,6 +92,7 @@ def features(
     opt.check_part(part, merge)
     from counterfoil.core.parts import AUTO, Part
     from counterfoil.core.storage.atomic import check_folder_target
+    from counterfoil.data.convert import DATA_SET_FILES
     from counterfoil.data.formats.base import HASHED
     from counterfoil.features.build import build_features, check_choices, default_backbone
     from counterfoil.features.parts import extract_part
@@ -108,7 +109,8 @@ def features(
     check_choices(name, backbone_options, to)
     _refuse_backbone_options(options, name)
     # a part does not replace OUT yet; --merge may be given with --overwrite
-    check_folder_target(out, overwrite=overwrite or part not in (None, AUTO))
+    again = overwrite or part not in (None, AUTO)
+    check_folder_target(out, overwrite=again, replaceable=DATA_SET_FILES)
     data = _read(pairs, format, options, cache, bars)
     for problem in data.problems:
         if problem.kind == HASHED:

@@ -210,7 +210,14 @@ def build(
             shortlist_size=shortlist_size,
             overwrite=overwrite,
         )
-        added = parts.add_to(index, bars) if parts else index.add(splits, progress=bars)
+        try:
+            added = parts.add_to(index, bars) if parts else index.add(splits, progress=bars)
+        except KeyboardInterrupt:
+            bars.say(
+                "interrupted: the index has only some of the items; add the others with: "
+                f"counterfoil index add {target} {pairs or 'PAIRS'} --existing skip"
+            )
+            raise
     _report(index, added, data, recall_queries, bars, as_json)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,11 +43,18 @@ def check_out(out: Path | None) -> None:
         raise ConfigError(f"--out {out}: {problem}")
 
 
-def check_picture(out: Path | None) -> None:
-    """Refuse a picture that is not named as a PNG or cannot be written, before the work for it."""
+def check_picture(out: Path | None, image: str | Path | None = None) -> None:
+    """Refuse a picture that is not named as a PNG or cannot be written, before the work for it.
+
+    It must not replace the ``image`` that it is about.
+    """
     if out is not None and out.suffix.lower() != ".png":
         raise ConfigError(f"--out {out}: pictures are written as PNG; choose a name ending in .png")
     check_out(out)
+    if out is None or image is None or not (os.path.exists(out) and os.path.exists(image)):
+        return
+    if os.path.samefile(out, image):
+        raise ConfigError(f"--out {out}: this is the image itself; choose another name")
 
 
 def open_index(folder: Path, api_key: str, device: str) -> SearchIndex:
@@ -117,7 +125,7 @@ class DataChoice:
         if Path(image).is_file():
             return (*_from_file(model, run, Path(image)), [])
         _refuse_missing_file(image, run, self.data)
-        return _from_data(self.read(run, None if split is None else [split]), image, split)
+        return _from_data(model, self.read(run, None if split is None else [split]), image, split)
 
 
 def _from_file(model: Model, run: Path, path: Path) -> tuple[Fragments, Image.Image | None]:
@@ -142,7 +150,7 @@ def _refuse_missing_file(image: str, run: Path, data: str | None) -> None:
 
 
 def _from_data(
-    pairs: Pairs, image: str, split: str | None
+    model: Model, pairs: Pairs, image: str, split: str | None
 ) -> tuple[Fragments, Image.Image | None, list[str]]:
     from counterfoil.data.images import open_image
 
@@ -159,6 +167,6 @@ def _from_data(
             f"{image}: neither an image file nor an id in the data set '{pairs.name}', splits: "
             f"{names}{nearest(image, known)}{example}"
         )
-    table = one.require_fragments()
+    table = model.fragments_of(one)
     pixels = open_image(one.pixels[index]) if one.pixels is not None else None
     return table.read(index), pixels, list(one.captions[index])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -19,7 +20,8 @@ def score(
         list[str] | None, typer.Option("--text", "-t", help="Sentence to score. Repeatable.")
     ] = None,
     texts: Annotated[
-        Path | None, typer.Option("--texts", help="UTF-8 file with one sentence per line.")
+        Path | None,
+        typer.Option("--texts", help="UTF-8 file with one sentence per line; -: standard input."),
     ] = None,
     device: opt.Device = "auto",
     as_json: opt.Json = False,
@@ -77,7 +79,8 @@ def _lines(path: Path) -> list[str]:
     from counterfoil.core.storage.reading import read_text
 
     try:
-        return [line for line in read_text(path).splitlines() if line.strip()]
+        text = sys.stdin.read() if str(path) == "-" else read_text(path)
+        return [line for line in text.removeprefix("\ufeff").splitlines() if line.strip()]
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror})") from None
     except UnicodeDecodeError as error:

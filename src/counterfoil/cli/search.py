@@ -101,7 +101,8 @@ def _print_match(hit: Hit, match: Match) -> None:
     else:
         out.print(colored(match, out.color_system in ("256", "truecolor")))
     worst = match.worst
-    print_line(f"   least fitting word: {worst.word} ({worst.effect:+.3f})")
+    if worst.effect < 0:
+        print_line(f"   least fitting word: {worst.word} ({worst.effect:+.3f})")
 
 
 def _row(hit: Hit) -> list[str]:

@@ -89,7 +89,11 @@ def first_problem(error: Exception) -> str:
     return f"{where}: {first['msg']}" if where else first["msg"]
 
 
+class UnknownNameError(ConfigError):
+    """A name that no part is registered under."""
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """A hint such as ``; did you mean 'epochs'?``, or an empty string."""
-    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+    close = difflib.get_close_matches(str(name), list(known), n=1, cutoff=0.5)
     return f"; did you mean '{close[0]}'?" if close else ""

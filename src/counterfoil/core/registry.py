@@ -31,7 +31,7 @@ from typing import (
     get_type_hints,
 )
 
-from counterfoil.core.errors import ArgumentError, ConfigError, nearest
+from counterfoil.core.errors import ArgumentError, ConfigError, UnknownNameError, nearest
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
@@ -75,7 +75,7 @@ class Registry(Generic[T]):
 
     def __getitem__(self, name: str) -> T:
         if name not in self._entries:
-            raise ConfigError(
+            raise UnknownNameError(
                 f"unknown {self.kind} '{name}'{nearest(name, self._entries)} "
                 f"(known: {', '.join(sorted(self._entries))})"
             )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ from counterfoil.core.progress import Progress, Silent
 from counterfoil.core.storage.atomic import staged_folder
 from counterfoil.data.formats import Writer, writers
 from counterfoil.data.formats.image_files import is_plain_name
+from counterfoil.data.images import FileImage
 from counterfoil.data.pairs import Pairs, Problem, ProblemLog
 
 
@@ -29,6 +32,43 @@ class ConversionReport:
     def as_dict(self) -> dict[str, Any]:
         problems = [problem.as_dict() for problem in self.problems]
         return {**vars(self), "target": str(self.target), "problems": problems}
+
+
+DATA_SET_FILES = re.compile(
+    r"captions\.jsonl|images|features\.json|.+_(caps|ids|ims_made_by)\.txt|.+_items\.jsonl|"
+    r".+_ims(_lens|_bbx|_size)?\.npy|.+-\d{5,}\.tar|\.DS_Store|Thumbs\.db|desktop\.ini"
+)
+"""Names in the folder of a data set that was written here: only such a folder is overwritten."""
+
+
+def refuse_loss(pairs: Pairs, target: Path, images: bool = True) -> None:
+    """Refuse to replace the folder that images are read from, if not all of them are written again.
+
+    ``images``: whether they are written at all.
+    """
+    inside = Path(os.path.abspath(target))
+    read = {
+        path
+        for split in pairs
+        for ref in split.pixels or ()
+        if isinstance(ref, FileImage) and inside in (path := _absolute(ref.path)).parents
+    }
+    if not read:
+        return
+    lost = sorted(
+        path
+        for path in inside.rglob("*")
+        if path.is_file() and path not in (read if images else ()) and path.parent != inside
+    )
+    if lost:
+        raise DataError(
+            f"{target}: its images are read for this, and replacing it would delete {len(lost):,} "
+            f"of them, such as {lost[0].name}; name another folder"
+        )
+
+
+def _absolute(path: Path) -> Path:
+    return Path(os.path.abspath(path))
 
 
 def convert(
@@ -51,7 +91,8 @@ def convert(
     log = ProblemLog()
     options = {"shard_size": shard_size} if "shard_size" in writers.options(format) else {}
     progress = progress or Silent()
-    with staged_folder(target, overwrite=overwrite) as folder:
+    refuse_loss(pairs, target)
+    with staged_folder(target, overwrite=overwrite, replaceable=DATA_SET_FILES) as folder:
         writer: Writer = writers[format](folder, log, **options)
         for split in pairs:
             if not len(split):

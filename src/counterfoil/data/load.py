@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -170,12 +171,16 @@ def _matching_formats(path: Path) -> list[tuple[int, str]]:
     return sorted((sources[name].rank, name) for name in sources if sources[name].matches(path))
 
 
+_BESIDE = re.compile(r"\.|readme|licen[cs]e|.*\.(md|html?|ini|db)$", re.IGNORECASE)
+"""Files that lie beside photos and have no captions."""
+
+
 def _nearest_format(path: Path) -> str:
     names = os.listdir(path) if path.is_dir() else [path.name]
     if not names:
         return " (the folder is empty)"
     photos = [name for name in names if Path(name).suffix.lower() in ENDINGS]
-    others = set(names) - set(photos)
+    others = {name for name in set(names) - set(photos) if not _BESIDE.match(name)}
     if path.is_dir() and photos and all((path / name).is_dir() for name in others):
         return (
             " (it has images but no captions: list these in captions.csv, with the columns image "

@@ -260,6 +260,7 @@ def _count_right(
 def _read_captions(
     model: Model, split: Split, cases: Sequence[CorrectionCase], progress: Progress
 ) -> Iterator[tuple[CorrectionCase, ReadCaption]]:
+    model.fragments_of(split)
     with eval_mode(model):
         for block, images in _blocks(split, cases, progress, "choosing a rule for corrections"):
             reader = CaptionReader(model, images, 1)
@@ -276,6 +277,7 @@ def _corrections(
     rule: CorrectionRule,
     progress: Progress,
 ) -> list[tuple[CorrectionCase, Correction]]:
+    model.fragments_of(split)
     corrections: list[tuple[CorrectionCase, Correction]] = []
     for block, images in _blocks(split, cases, progress, "correcting"):
         texts = [case.text for case in block]

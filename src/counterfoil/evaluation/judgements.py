@@ -263,7 +263,7 @@ def _scores(
             members: list[list[int]] = []
             for numbers in groups[start : start + IMAGE_BATCH]:
                 image = pairs[numbers[0]][0]
-                table = image.split.require_fragments()
+                table = model.fragments_of(image.split)
                 try:
                     items.append(table.read(image.index))
                 except DataError:

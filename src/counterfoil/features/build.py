@@ -13,7 +13,7 @@ from typing import Any
 from counterfoil.core.errors import DataError
 from counterfoil.core.progress import Progress, Silent
 from counterfoil.core.storage.atomic import check_folder_target, replacing, write_atomically
-from counterfoil.data.convert import ConversionReport, convert
+from counterfoil.data.convert import DATA_SET_FILES, ConversionReport, convert, refuse_loss
 from counterfoil.data.formats import writers
 from counterfoil.data.images import FileImage
 from counterfoil.data.pairs import Pairs, Problem, Severity, Split, count_kinds
@@ -93,7 +93,8 @@ def build_features(
     target, name, chosen = Path(target), backbone or default_backbone(), dict(options or {})
     check_choices(name, chosen, format)
     with replacing(target, "writing features there", "wait for it, or name another folder"):
-        check_folder_target(target, overwrite=overwrite)
+        check_folder_target(target, overwrite=overwrite, replaceable=DATA_SET_FILES)
+        refuse_loss(pairs, target, images)
         tool: Extractor = extractors.create(name, chosen, where="features")
         bare = without_fragments(pairs)
         started = time.perf_counter()

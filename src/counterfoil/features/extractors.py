@@ -97,6 +97,21 @@ def split_full_name(text: str) -> tuple[str, dict[str, Any]]:
 extractors = ExtractorRegistry("extractor")
 
 
+def same_extractor(one: str, other: str) -> bool:
+    """Whether two full names mean the same features: options that are not named have defaults.
+
+    >>> same_extractor("efficientnet-lite", 'efficientnet-lite {"variant": 0}')
+    True
+    >>> same_extractor("efficientnet-lite", 'efficientnet-lite {"variant": 2}')
+    False
+    """
+    (name, options), (other_name, other_options) = split_full_name(one), split_full_name(other)
+    if name != other_name:
+        return False
+    defaults = extractors.options(name) if name in extractors else {}
+    return {**defaults, **options} == {**defaults, **other_options}
+
+
 @dataclass(frozen=True)
 class NetworkOutput:
     """The output of a network for B views.

@@ -263,6 +263,8 @@ def _check(
 ) -> None:
     """Raise an error if shapes, dtypes or devices do not belong together."""
     for name, vectors in (("queries", queries), ("documents", documents)):
+        if not isinstance(vectors, Tensor):
+            raise ArgumentError(f"maxsim: {name} of {type(vectors).__name__}; expected a tensor")
         if vectors.ndim != 3:
             raise ArgumentError(
                 f"maxsim: {name} of shape {list(vectors.shape)}; expected [items, tokens, width]. "
@@ -279,6 +281,8 @@ def _check(
     for name, mask, vectors in masks:
         if mask is None:
             continue
+        if not isinstance(mask, Tensor):
+            raise ArgumentError(f"maxsim: {name} of {type(mask).__name__}; expected a tensor")
         if mask.shape != vectors.shape[:2] or mask.dtype != torch.bool:
             raise ArgumentError(
                 f"maxsim: {name} of shape {list(mask.shape)} and dtype {mask.dtype}; expected "

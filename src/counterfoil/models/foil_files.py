@@ -136,7 +136,7 @@ def write_model_foils(
     ``weights`` identifies the model, so that a file is not resumed with another one. Unreadable
     images have no foils and are retried by a later call.
     """
-    split.require_fragments()  # fail before a file is created
+    model.fragments_of(split)  # fail before a file is created
     author, progress = FoilAuthor(model, options), progress or Silent()
     settings = {
         "maker": "model",

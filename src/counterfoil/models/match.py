@@ -162,6 +162,11 @@ class Match:
     def _repr_html_(self) -> str:
         return match_html(self)
 
+    @property
+    def has_common_scale(self) -> bool:
+        """Whether the yardstick's usual effects were measured by the method of these."""
+        return self.yardstick is not None and self.yardstick.word_method in (None, self.method)
+
     def show(self) -> None:
         """Display the explanation in the running notebook, otherwise in the web browser."""
         shell = sys.modules.get("IPython")
@@ -245,7 +250,7 @@ def effect_scale(match: Match) -> tuple[float, float]:
 
     Effects against are often small, so they are shown up to four times as strong.
     """
-    if match.yardstick is not None and match.yardstick.word_method in (None, match.method):
+    if match.yardstick is not None and match.has_common_scale:
         return match.yardstick.effect_for, match.yardstick.effect_against
     effects = [word.effect for word in match.words if word.known and not word.is_punctuation]
     largest = max(map(abs, effects), default=0.0)

@@ -21,7 +21,7 @@ from counterfoil.core.registry import Registry
 from counterfoil.core.tensors.device import MemoryGuard
 from counterfoil.core.tensors.modes import eval_mode
 from counterfoil.data.batches.collate import ImageBatch, TextBatch, pad_fragments, pad_texts
-from counterfoil.data.fragments import Fragments
+from counterfoil.data.fragments import Fragments, FragmentTable
 from counterfoil.data.images import FileImage, open_image, to_upright_rgb
 from counterfoil.data.pairs import Split
 from counterfoil.data.text.dependencies import create_parser
@@ -37,7 +37,13 @@ from counterfoil.data.text.words import caption_words
 from counterfoil.encoders import Encoded, image_encoders, text_encoders
 from counterfoil.encoders.bert import pretrained_names
 from counterfoil.encoders.encoded import Needs
-from counterfoil.features.extractors import Extractor, extractors
+from counterfoil.features.extractors import (
+    Extractor,
+    extractors,
+    full_name,
+    same_extractor,
+    split_full_name,
+)
 from counterfoil.matchers import Matcher, matchers
 from counterfoil.matchers.cross_encoder import CrossEncoder
 from counterfoil.matchers.ensemble import EnsembleEncoder, EnsembleMatcher
@@ -115,6 +121,25 @@ class Model(nn.Module):
         if self._reader is None or (self._reader.name, self._reader.options) != wanted:
             self._reader = ImageReader(*wanted, self.input_dim)
         return self._reader
+
+    def fragments_of(self, split: Split) -> FragmentTable:
+        """The fragments of a split; `DataError` if they are not of the kind that the model reads.
+
+        Features of different extractors may have the same width, and scores of the wrong ones say
+        nothing.
+        """
+        table = split.require_fragments()
+        if self.fragments_from is None or table.made_by in (None, self.fragments_from):
+            return table
+        name, options = split_full_name(self.fragments_from)
+        wanted = full_name(name, {**options, **self.fragments_options})
+        if not same_extractor(wanted, table.made_by):
+            raise DataError(
+                f"split '{split.name}': the model '{self.spec.name}' reads fragments of "
+                f"'{wanted}', these are of '{table.made_by}'; name the images themselves instead "
+                "of these features, or extract them again with that backbone and its options"
+            )
+        return table
 
     @property
     def device(self) -> torch.device:

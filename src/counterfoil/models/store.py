@@ -23,7 +23,13 @@ from torch import nn
 
 from counterfoil.core import zoo
 from counterfoil.core.config import MODEL_CONFIG
-from counterfoil.core.errors import ArgumentError, CheckpointError, DataError, MissingExtraError
+from counterfoil.core.errors import (
+    ArgumentError,
+    CheckpointError,
+    DataError,
+    MissingExtraError,
+    UnknownNameError,
+)
 from counterfoil.core.storage.atomic import atomic_folder, scratch_folder
 from counterfoil.core.storage.checksums import SUMS, check_sum, check_sums, read_sums, write_sums
 from counterfoil.core.storage.reading import open_regular, read_text
@@ -170,6 +176,10 @@ def from_pretrained(folder: str | Path) -> Model:
         model = _build(layout, folder)
     except (CheckpointError, DataError, MissingExtraError):
         raise
+    except UnknownNameError as error:
+        raise CheckpointError(
+            f"{folder / CONFIG}: {error}; if it is your own, import the module that registers it"
+        ) from None
     except Exception as error:  # a forged config may fail in any part of a model
         reason = " ".join(str(error).split()) or type(error).__name__
         raise CheckpointError(f"{folder / CONFIG}: damaged ({reason[:300]})") from None

@@ -252,7 +252,8 @@ class TextSide(Side[TextBatch]):
             raise TrainingError(
                 "objective 'cfm' needs gradients inside the text encoder: set train.compile=false"
             )
-        return gradient_norm((signs * scores).sum(), vectors)
+        tables = len(word_tables(self.services.text_encoder))
+        return gradient_norm((signs * scores).sum(), vectors, tables)
 
     def rank(self, candidates: TextBatch, importance: Tensor) -> Ranking:
         return Ranking.of(importance, self.tokens.words(candidates))
@@ -266,10 +267,15 @@ class TextSide(Side[TextBatch]):
         return mask_texts(candidates, ranking, self.masked, self.tokens.mask)
 
 
-def gradient_norm(score: Tensor, inputs: list[Tensor]) -> Tensor:
-    """L2 norm [B, N] of the gradient with respect to inputs [B, N, D], taken together."""
-    grads = torch.autograd.grad(score, inputs)
-    return torch.linalg.vector_norm(torch.cat([*map(at_least_float32, grads)], dim=-1), dim=-1)
+def gradient_norm(score: Tensor, inputs: list[Tensor], members: int = 1) -> Tensor:
+    """L2 norm [B, N] of the gradient with respect to inputs [B, N, D], taken together.
+
+    Of several ``members``, each has an input in turn. More inputs than members are chunks of the
+    batch, one after the other.
+    """
+    grads = [at_least_float32(grad) for grad in torch.autograd.grad(score, inputs)]
+    whole = [torch.cat(grads[member::members]) for member in range(members)]
+    return torch.linalg.vector_norm(torch.cat(whole, dim=-1), dim=-1)
 
 
 def without_gradient(encoded: Encoded) -> Encoded:

@@ -102,7 +102,7 @@ class LSEH(Objective):
         margins.
         """
         by_text, by_image = both_directions(scores, positives, context)
-        if scores.shape[0] == scores.shape[1]:
+        if context.on_diagonal and scores.shape[0] == scores.shape[1]:
             image = text = torch.arange(len(scores), device=scores.device)
             of_images = margins.T
         else:

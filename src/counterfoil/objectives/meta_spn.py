@@ -71,7 +71,8 @@ class Triplets:
 def hardest_triplets(scores: Tensor, positives: Tensor, context: Context | None = None) -> Triplets:
     """Each anchor of both directions with its hardest negative."""
     by_image, by_text = both_directions(scores, positives, context)
-    if scores.shape[0] == scores.shape[1]:
+    on_diagonal = context is None or context.on_diagonal
+    if on_diagonal and scores.shape[0] == scores.shape[1]:
         image = text = torch.arange(len(scores), device=scores.device)
     else:
         image, text = positives.nonzero(as_tuple=True)

@@ -107,6 +107,11 @@ class NCR(Objective):
             raise TrainingError(
                 "ncr trains two copies of a model in a run: set model.ensemble_size=2"
             )
+        if self.form == "reference" and scores.shape[0] != scores.shape[1]:
+            raise ConfigError(
+                "objective.ncr.form=reference is defined for one caption per image: set "
+                "objective.ncr.form=paper, or data.captions to another value than grouped"
+            )
         both = [both_directions(member, positives, context) for member in context.members]
         if context.epoch < self.warmup_epochs:
             loss = sum(

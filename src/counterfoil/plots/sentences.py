@@ -137,6 +137,11 @@ def color_note(match: Match) -> str:
             "Colors compare within this sentence only: the run has no yardstick, which is "
             "measured at the end of training."
         )
+    if not match.has_common_scale:
+        return (
+            "Colors compare within this sentence only: usual effects were measured by "
+            f"{match.yardstick.word_method}, these are by {match.method}."
+        )
     most, least = effect_scale(match)
     return (
         f"Colors mean the same in every picture: full green from {signed(most)}, full red from "

@@ -45,7 +45,7 @@ def encode_images(
 ) -> tuple[Encoded, list[int], list[str]]:
     """Encoded images of a split, their indices, and a message per unreadable image."""
     progress = progress or Silent()
-    table = split.require_fragments()
+    table = model.fragments_of(split)
     parts: list[Encoded] = []
     readable: list[int] = []
     skipped: list[str] = []

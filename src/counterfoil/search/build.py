@@ -67,6 +67,9 @@ def create_folder(
     if form != "fde" and settings.first_stage_options:
         raise ConfigError(f"first_stage_options: only 'fde' has options, not '{form}'")
     fde_options = FdeOptions.read(settings.first_stage_options)
+    for split in splits:
+        if split.fragments is not None:
+            model.fragments_of(split)
     check_folder(folder, overwrite)
     _drop_vectors(folder, settings.options)
     encoder = ItemEncoder(model, settings.first)
@@ -131,8 +134,9 @@ def check_folder(folder: Path, overwrite: bool) -> None:
         raise ConfigError(f"{folder}: not empty and not an index; choose another folder")
     if not overwrite:
         raise ConfigError(
-            f"{folder}: an index is there already; add to it with: counterfoil index add {folder} "
-            "PAIRS, or replace it with --overwrite"
+            f"{folder}: an index is there already; add to it, or continue after an interruption, "
+            f"with: counterfoil index add {folder} PAIRS --existing skip; or replace it with "
+            "--overwrite"
         )
 
 

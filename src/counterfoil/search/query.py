@@ -350,8 +350,14 @@ def _measure_direction(
         keys, _ = shortlist(index, source, target, batch, max(size, depths[-1]))
         for row in range(len(batch)):
             present = keys[row][index.items[target].table.has(keys[row])]
-            _, scores = rerank(index, source, target, batch[row : row + 1], present, depths[-1])
+            query = batch[row : row + 1]
+            # as a search for k results does, which scores at least as many
+            ranked = {
+                most: rerank(index, source, target, query, present[:most], depths[-1])[1]
+                for most in {max(size, k) for k in depths}
+            }
             for k in depths:
+                scores = ranked[max(size, k)]
                 edge = truth[row, k - 1] - 1e-5 * max(1.0, abs(float(truth[row, k - 1])))
                 hits[k] += float((scores[:k] >= edge).sum()) / k
     return Recall(source, target, count, total, size, {k: hits[k] / count for k in depths})

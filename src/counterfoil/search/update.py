@@ -108,7 +108,7 @@ def add_splits(
 
 def _select_new(index: IndexState, split: Split, existing: Existing) -> Split:
     """The images of a split that will be written."""
-    split.require_fragments()  # before anything is written
+    index.model.fragments_of(split)  # before anything is written
     names = index.items["images"].names
     known = {i for i, name in enumerate(split.ids) if name in names}
     if known and existing == "refuse":

@@ -21,6 +21,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from re import Pattern
 from weakref import finalize
 
 from counterfoil.core.errors import DataError
@@ -229,43 +230,59 @@ def _sync(path: Path, flags: int) -> None:
 
 
 @contextmanager
-def staged_folder(target: Path, *, overwrite: bool) -> Iterator[Path]:
+def staged_folder(
+    target: Path, *, overwrite: bool, replaceable: Pattern[str] | None = None
+) -> Iterator[Path]:
     """A temporary folder beside ``target`` that replaces it at the end of the block.
 
     On any error it is removed, and ``target`` is unchanged. Two processes cannot write to one
-    ``target`` at the same time.
+    ``target`` at the same time. ``replaceable``: see `check_folder_target`.
     """
     target = Path(os.path.abspath(target))
-    check_folder_target(target, overwrite=overwrite)
+    check_folder_target(target, overwrite=overwrite, replaceable=replaceable)
     try:
         with replacing(target, "writing a data set there", ADVICE):
-            _refuse_unsafe(target, overwrite)  # another process may have written it meanwhile
+            # another process may have written it meanwhile
+            _refuse_unsafe(target, overwrite, replaceable)
             with atomic_folder(target) as folder:
                 yield folder
     except OSError as error:
         raise DataError(_reason(target, error)) from error
 
 
-def check_folder_target(target: Path, *, overwrite: bool) -> None:
-    """Refuse a folder that `staged_folder` could not write, before the work for it begins."""
+def check_folder_target(
+    target: Path, *, overwrite: bool, replaceable: Pattern[str] | None = None
+) -> None:
+    """Refuse a folder that `staged_folder` could not write, before the work for it begins.
+
+    A folder with a file whose name does not match ``replaceable`` is never replaced: its owner may
+    not have another copy.
+    """
     target = Path(os.path.abspath(target))
-    _refuse_unsafe(target, overwrite)
+    _refuse_unsafe(target, overwrite, replaceable)
     if problem := _parent_obstacle(target):
         raise DataError(f"{target}: cannot be written: {problem}")
 
 
-def _refuse_unsafe(target: Path, overwrite: bool) -> None:
+def _refuse_unsafe(target: Path, overwrite: bool, replaceable: Pattern[str] | None) -> None:
     if os.path.exists(target) and not os.path.isdir(target):
         raise DataError(f"{target}: is a file; name a folder to write to")
     if not os.path.isdir(target) or not any(target.iterdir()):
         return
+    for folder in (Path.cwd(), Path.home()) if overwrite else ():
+        if target == folder or target in folder.parents:
+            raise DataError(f"{target}: refused, overwriting it would delete {folder}")
+    names = sorted(os.listdir(target))
+    strange = [n for n in names if replaceable is not None and not replaceable.fullmatch(n)]
+    if strange:
+        raise DataError(
+            f"{target}: is not empty, and has '{strange[0]}', which is not part of a data set that "
+            "could be written again; name another folder"
+        )
     if not overwrite:
         raise DataError(
             f"{target}: is not empty; name another folder, or replace it with --overwrite"
         )
-    for folder in (Path.cwd(), Path.home()):
-        if target == folder or target in folder.parents:
-            raise DataError(f"{target}: refused, overwriting it would delete {folder}")
 
 
 def _reason(target: Path, error: OSError) -> str:

@@ -98,6 +98,7 @@ def blocks(
     model: Model, split: Split, pairs: Sequence[FoilPair], progress: Progress, task: str
 ) -> Iterator[Block]:
     """Blocks of foils in their order, with their images; unreadable images are skipped."""
+    model.fragments_of(split)
     starts = range(0, len(pairs), PAIR_BATCH)
     for start in progress.track(starts, f"{task} ({model.spec.name})", len(starts)):
         chunk = pairs[start : start + PAIR_BATCH]

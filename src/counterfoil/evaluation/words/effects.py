@@ -54,7 +54,7 @@ def measure_words(
     The default ``method`` is that of `explain`: the one that was best on dev, if that was
     measured. Parts are taken where the matcher has them, leave-one-out elsewhere.
     """
-    table = split.require_fragments()
+    table = model.fragments_of(split)
     progress = progress or Silent()
     groups = [(i, list(group)) for i, group in groupby(cases, key=lambda case: case.image)]
     starts = range(0, len(groups), IMAGE_BATCH)

@@ -1,0 +1,64 @@
+"""Features of another extractor are refused, though they have the same width."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from counterfoil.audit.audit import audit_split
+from counterfoil.core.errors import DataError
+from counterfoil.data.pairs import Split
+from counterfoil.evaluation.words.cases import FoilCase
+from counterfoil.evaluation.words.effects import measure_words
+from counterfoil.models.model import Model
+from counterfoil.scoring.encode import score_split
+from counterfoil.search import SearchIndex
+from tests.models.test_models import make
+
+LITE = 'efficientnet-lite {"grid": 6, "variant": 2}'
+
+
+def made_by(split: Split, name: str | None) -> Split:
+    return replace(split, fragments=replace(split.require_fragments(), made_by=name))
+
+
+@pytest.fixture
+def model(concepts) -> Model:
+    model = make("naaf", concepts, None)
+    model.fragments_from = LITE
+    return model
+
+
+@pytest.mark.parametrize("other", ["efficientnet-lite", "segments", "timm:resnet50"])
+def test_scores_of_other_features_are_refused(other, model, concepts, tmp_path) -> None:
+    split = made_by(concepts.test, other)
+    case = FoilCase(0, "a dog", "a cat", ("", "object"))
+    for use in (
+        lambda: score_split(model, split),
+        lambda: audit_split(model, split),
+        lambda: measure_words(model, split, [case]),
+        lambda: SearchIndex.build(tmp_path / "index", model, split),
+    ):
+        with pytest.raises(DataError, match=r"reads fragments of 'efficientnet-lite \{.*these are"):
+            use()
+    assert not (tmp_path / "index").exists()
+
+
+@pytest.mark.parametrize(
+    ("wanted", "options", "given"),
+    [
+        (LITE, {}, LITE),
+        (LITE, {}, 'efficientnet-lite {"variant": 2, "grid": 6}'),
+        ("efficientnet-lite", {"grid": 6, "variant": 2}, LITE),
+        ("efficientnet-lite", {}, 'efficientnet-lite {"variant": 0}'),
+        (LITE, {}, None),
+        (None, {}, LITE),
+    ],
+)
+def test_the_same_features_by_another_name_are_read(
+    wanted, options, given, model, concepts
+) -> None:
+    model.fragments_from, model.fragments_options = wanted, options
+    split = made_by(concepts.test, given)
+    assert model.fragments_of(split) is split.fragments
