@@ -40,7 +40,10 @@ def test_scores_of_other_features_are_refused(other, model, concepts, tmp_path) 
         lambda: measure_words(model, split, [case]),
         lambda: SearchIndex.build(tmp_path / "index", model, split),
     ):
-        with pytest.raises(DataError, match=r"reads fragments of 'efficientnet-lite \{.*these are"):
+        with pytest.raises(
+            DataError,
+            match=r"reads fragments of 'eff.*these are.* --backbone-option grid=6",
+        ):
             use()
     assert not (tmp_path / "index").exists()
 

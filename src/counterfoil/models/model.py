@@ -132,12 +132,15 @@ class Model(nn.Module):
         if self.fragments_from is None or table.made_by in (None, self.fragments_from):
             return table
         name, options = split_full_name(self.fragments_from)
-        wanted = full_name(name, {**options, **self.fragments_options})
+        options = {**options, **self.fragments_options}
+        wanted = full_name(name, options)
         if not same_extractor(wanted, table.made_by):
+            chosen = "".join(f" --backbone-option {key}={value}" for key, value in options.items())
             raise DataError(
                 f"split '{split.name}': the model '{self.spec.name}' reads fragments of "
                 f"'{wanted}', these are of '{table.made_by}'; name the images themselves instead "
-                "of these features, or extract them again with that backbone and its options"
+                f"of these features, or extract them with: counterfoil features IMAGES -b {name}"
+                f"{chosen}"
             )
         return table
 
@@ -360,7 +363,7 @@ class ImageReader:
 def open_picture(image: str | PathLike[str] | Image.Image | NDArray[Any] | Tensor) -> Image.Image:
     """A file, a picture or pixels as an upright RGB image."""
     if isinstance(image, (str, PathLike)):
-        return open_image(FileImage(Path(image)))
+        return open_image(FileImage(Path(image), str(image)))
     if isinstance(image, Image.Image):
         return to_upright_rgb(image)
     if isinstance(image, (np.ndarray, Tensor)):
