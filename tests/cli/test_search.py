@@ -104,6 +104,8 @@ def test_results_are_explained_on_demand(index) -> None:
     assert ", ".join(f"{w['word']} {w['effect']:+.3f}" for w in words) in printed
     against = min(w["effect"] for w in words) < 0  # a word that fits is not the least fitting one
     assert ("least fitting word" in printed) == against
+    same = invoke("search", index, "a red car", "--target", "captions", "--explain", 1)
+    assert "not explained: the query and the results are both captions" in " ".join(same.split())
 
 
 def test_photos_are_shown_with_their_place_and_captions_from_the_left(

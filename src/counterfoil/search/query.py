@@ -203,6 +203,8 @@ def search(index: IndexState, request: Request) -> Results:
             )
         )
     notes = list(query.notes)
+    if request.explain and not matched:
+        notes.append(f"not explained: the query and the results are both {target}")
     if request.k > len(items):
         notes.append(f"there are only {len(items)} {target} in the index")
     return Results(
