@@ -243,6 +243,9 @@ def train(
         key: settings.pop(key) for key in ("data", "evaluation", "seed") if key in settings
     }
     _check_data_keys(sections.get("data"))
+    for split in pairs:
+        if split.fragments is not None:
+            model.fragments_of(split)
     spec = model.spec
     described = ModelConfig(
         name=spec.name,

@@ -218,12 +218,24 @@ def test_images_that_would_not_be_written_again_are_not_deleted(tmp_path):
     pairs = back(make_pairs(tmp_path / "in", ODD), tmp_path / "out", "jsonl")
     extra = tmp_path / "out/images/one-more.png"
     extra.write_bytes(b"a photo without a caption")
-    with pytest.raises(DataError, match=r"would delete 1 of them, such as one-more\.png"):
+    with pytest.raises(DataError, match=r"would delete 1 files .* such as one-more\.png"):
         convert(pairs, tmp_path / "out", "shards", overwrite=True)
     with pytest.raises(DataError, match="would delete"):
         refuse_loss(pairs, tmp_path / "out", images=False)
     refuse_loss(pairs, tmp_path / "elsewhere", images=False)
+    (tmp_path / "link").symlink_to(tmp_path / "out")
+    with pytest.raises(DataError, match="would delete"):
+        refuse_loss(load_pairs(tmp_path / "link", strict=False), tmp_path / "out")
     assert extra.exists()
+    extra.rename(extra.with_name(".DS_Store"))
+    refuse_loss(pairs, tmp_path / "out")
+
+
+def test_images_in_shards_are_not_deleted_either(tmp_path):
+    pairs = back(make_pairs(tmp_path / "in", ODD), tmp_path / "out", "shards")
+    refuse_loss(pairs, tmp_path / "out")
+    with pytest.raises(DataError, match="would delete"):
+        refuse_loss(pairs, tmp_path / "out", images=False)
 
 
 def test_a_data_set_can_replace_itself(tmp_path):

@@ -55,6 +55,8 @@ def test_scores_of_other_features_are_refused(other, model, concepts, tmp_path) 
         (LITE, {}, 'efficientnet-lite {"variant": 2, "grid": 6}'),
         ("efficientnet-lite", {"grid": 6, "variant": 2}, LITE),
         ("efficientnet-lite", {}, 'efficientnet-lite {"variant": 0}'),
+        ("efficientnet-lite", {}, 'efficientnet-lite {"batch_size": 8}'),
+        ("timm:resnet50", {}, 'timm {"model": "resnet50"}'),
         (LITE, {}, None),
         (None, {}, LITE),
     ],

@@ -213,9 +213,11 @@ def build(
         try:
             added = parts.add_to(index, bars) if parts else index.add(splits, progress=bars)
         except KeyboardInterrupt:
+            same = ", with the same --split, --format and --option" if split or option else ""
             bars.say(
                 "interrupted: the index has only some of the items; add the others with: "
-                f"counterfoil index add {target} {pairs or 'PAIRS'} --existing skip"
+                f"counterfoil index add {shlex.quote(str(target))} {shlex.quote(pairs or 'PAIRS')} "
+                f"--existing skip{same}"
             )
             raise
     _report(index, added, data, recall_queries, bars, as_json)

@@ -79,7 +79,7 @@ def _lines(path: Path) -> list[str]:
     from counterfoil.core.storage.reading import read_text
 
     try:
-        text = sys.stdin.read() if str(path) == "-" else read_text(path)
+        text = sys.stdin.buffer.read().decode() if str(path) == "-" else read_text(path)
         return [line for line in text.removeprefix("\ufeff").splitlines() if line.strip()]
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror})") from None

@@ -10,10 +10,10 @@ from typing import Any
 
 from counterfoil.core.errors import DataError
 from counterfoil.core.progress import Progress, Silent
-from counterfoil.core.storage.atomic import staged_folder
+from counterfoil.core.storage.atomic import check_folder_target, staged_folder
 from counterfoil.data.formats import Writer, writers
 from counterfoil.data.formats.image_files import is_plain_name
-from counterfoil.data.images import FileImage
+from counterfoil.data.images import ImageRef
 from counterfoil.data.pairs import Pairs, Problem, ProblemLog
 
 
@@ -36,7 +36,8 @@ class ConversionReport:
 
 DATA_SET_FILES = re.compile(
     r"captions\.jsonl|images|features\.json|.+_(caps|ids|ims_made_by)\.txt|.+_items\.jsonl|"
-    r".+_ims(_lens|_bbx|_size)?\.npy|.+-\d{5,}\.tar|\.DS_Store|Thumbs\.db|desktop\.ini"
+    r".+_ims(_lens|_bbx|_size)?\.npy|.+-\d{5,}\.tar|\.features\.json\..+|"
+    r"\.DS_Store|Thumbs\.db|desktop\.ini"
 )
 """Names in the folder of a data set that was written here: only such a folder is overwritten."""
 
@@ -46,29 +47,37 @@ def refuse_loss(pairs: Pairs, target: Path, images: bool = True) -> None:
 
     ``images``: whether they are written at all.
     """
-    inside = Path(os.path.abspath(target))
-    read = {
-        path
-        for split in pairs
-        for ref in split.pixels or ()
-        if isinstance(ref, FileImage) and inside in (path := _absolute(ref.path)).parents
-    }
+    inside = Path(os.path.realpath(target))
+    files = {path for split in pairs for ref in split.pixels or () for path in _files_of(ref)}
+    read = {path for path in map(_real, files) if inside in path.parents}
     if not read:
         return
-    lost = sorted(
-        path
-        for path in inside.rglob("*")
-        if path.is_file() and path not in (read if images else ()) and path.parent != inside
-    )
+    lost = sorted(read)
+    if images:
+        lost = sorted(
+            path
+            for path in inside.rglob("*")
+            if path.is_file()
+            and path not in read
+            and path.parent != inside
+            and not DATA_SET_FILES.fullmatch(path.name)
+        )
     if lost:
         raise DataError(
-            f"{target}: its images are read for this, and replacing it would delete {len(lost):,} "
-            f"of them, such as {lost[0].name}; name another folder"
+            f"{target}: images are read from there, and replacing it would delete {len(lost):,} "
+            f"files that are not written again, such as {lost[0].name}; name another folder"
         )
 
 
-def _absolute(path: Path) -> Path:
-    return Path(os.path.abspath(path))
+def _files_of(ref: ImageRef) -> list[Path]:
+    """The file that an image is read from, if it is on a disk."""
+    array = getattr(ref, "array", ref)
+    file = getattr(array, "path", getattr(array, "archive", None))
+    return [file] if isinstance(file, Path) else []
+
+
+def _real(path: Path) -> Path:
+    return Path(os.path.realpath(path))
 
 
 def convert(
@@ -91,6 +100,7 @@ def convert(
     log = ProblemLog()
     options = {"shard_size": shard_size} if "shard_size" in writers.options(format) else {}
     progress = progress or Silent()
+    check_folder_target(target, overwrite=overwrite, replaceable=DATA_SET_FILES)
     refuse_loss(pairs, target)
     with staged_folder(target, overwrite=overwrite, replaceable=DATA_SET_FILES) as folder:
         writer: Writer = writers[format](folder, log, **options)

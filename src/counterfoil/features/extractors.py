@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from counterfoil.core.errors import ConfigError
+from counterfoil.core.errors import ConfigError, CounterfoilError
 from counterfoil.core.registry import Registry
 from counterfoil.data.fragments import Fragments
 from counterfoil.features.views import WHOLE_IMAGE, Box, View, boxes_in_image, grid_boxes
@@ -98,18 +98,31 @@ extractors = ExtractorRegistry("extractor")
 
 
 def same_extractor(one: str, other: str) -> bool:
-    """Whether two full names mean the same features: options that are not named have defaults.
+    """Whether two full names mean the same features, whatever the options are called.
 
-    >>> same_extractor("efficientnet-lite", 'efficientnet-lite {"variant": 0}')
+    If both extractors can be made here, their fingerprints decide; otherwise their options, without
+    those that change no feature.
+
+    >>> same_extractor("segments", 'segments {"side": 192}')
     True
-    >>> same_extractor("efficientnet-lite", 'efficientnet-lite {"variant": 2}')
+    >>> same_extractor("segments", 'segments {"side": 96}')
     False
     """
+    if one == other:
+        return True
     (name, options), (other_name, other_options) = split_full_name(one), split_full_name(other)
-    if name != other_name:
+    if name != other_name or name not in extractors:
         return False
-    defaults = extractors.options(name) if name in extractors else {}
-    return {**defaults, **options} == {**defaults, **other_options}
+    try:
+        first, second = (extractors.create(each, {}).fingerprint() for each in (one, other))
+    except (CounterfoilError, OSError, ImportError):  # no weights, no network, no such file
+        defaults = {**extractors.options(name), "batch_size": None}
+        wanted, given = (
+            json.dumps({**defaults, **each, "batch_size": None}, sort_keys=True, default=str)
+            for each in (options, other_options)
+        )
+        return wanted == given
+    return bool(first == second)
 
 
 @dataclass(frozen=True)
