@@ -106,7 +106,7 @@ def test_scoring_an_image_with_sentences(run, cache, tmp_path) -> None:
 
     pairs = load_pairs("scenes", options={"images": 100}, cache_dir=cache)
     open_image(pairs.test.pixels[0]).save(tmp_path / "a.png")
-    (tmp_path / "lines.txt").write_text("a dog\n\nzwei red Hunde\n", encoding="utf-8")
+    (tmp_path / "lines.txt").write_text("\ufeffa dog\n\nzwei red Hunde\n", encoding="utf-8")
     printed = json.loads(
         invoke(
             "score",
@@ -122,6 +122,10 @@ def test_scoring_an_image_with_sentences(run, cache, tmp_path) -> None:
     assert printed["texts"] == ["a red car", "a dog", "zwei red Hunde"]
     assert printed["unknown"] == [[], [], ["zwei", "Hunde"]]
     assert np.isfinite(printed["scores"]).all()
+    piped = runner.invoke(
+        app, ["score", str(run), str(tmp_path / "a.png"), "--texts", "-", "--json"], input="a dog\n"
+    )
+    assert json.loads(piped.stdout)["scores"] == [[printed["scores"][0][1]]]
     with pytest.raises(DataError, match="knows no word"):
         invoke("score", run, tmp_path / "a.png", "-t", "zwei Hunde")
     with pytest.raises(ConfigError, match="nothing to score"):

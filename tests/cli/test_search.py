@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import json
 import shlex
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 import counterfoil as cf
 from counterfoil.cli import app
+from counterfoil.cli.search import _print_match
 from counterfoil.core.config import build_config
 from counterfoil.core.errors import CheckpointError, ConfigError, DataError
 from counterfoil.core.progress import Silent
 from counterfoil.data.convert import convert
 from counterfoil.data.images import open_image
 from counterfoil.models import create_model, save_pretrained
+from counterfoil.models.match import Match, WordEffect
 from counterfoil.training.run_data import read_data
 from tests.cli.test_cli import invoke, runner
 
@@ -102,8 +105,6 @@ def test_results_are_explained_on_demand(index) -> None:
     assert tree["hits"][1]["match"] is None
     words = tree["hits"][0]["match"]["words"]
     assert ", ".join(f"{w['word']} {w['effect']:+.3f}" for w in words) in printed
-    against = min(w["effect"] for w in words) < 0  # a word that fits is not the least fitting one
-    assert ("least fitting word" in printed) == against
     same = invoke("search", index, "a red car", "--target", "captions", "--explain", 1)
     assert "not explained: the query and the results are both captions" in " ".join(same.split())
 
@@ -242,3 +243,11 @@ def test_a_damaged_index_fails_its_check(run, cache, tmp_path) -> None:
     path.write_bytes(bytes(data))
     with pytest.raises(DataError, match=r"fragments\.bin: damaged"):
         invoke("index", "info", folder, "--check")
+
+
+@pytest.mark.parametrize(("effect", "named"), [(-0.2, True), (0.2, False)])
+def test_a_word_that_fits_is_not_the_least_fitting_one(effect, named, capsys) -> None:
+    words = [WordEffect("car", effect, max(effect, 0.0), min(effect, 0.0))]
+    hit = SimpleNamespace(rank=1, id="photo", pixels=None)
+    _print_match(hit, Match("car", 0.5, words, [], "leave-one-out", False))
+    assert ("least fitting word: car" in capsys.readouterr().out) == named

@@ -218,7 +218,7 @@ def test_images_that_would_not_be_written_again_are_not_deleted(tmp_path):
     pairs = back(make_pairs(tmp_path / "in", ODD), tmp_path / "out", "jsonl")
     extra = tmp_path / "out/images/one-more.png"
     extra.write_bytes(b"a photo without a caption")
-    with pytest.raises(DataError, match=r"would delete 1 files .* such as one-more\.png"):
+    with pytest.raises(DataError, match=r"would delete files .* \(1, such as one-more\.png\)"):
         convert(pairs, tmp_path / "out", "shards", overwrite=True)
     with pytest.raises(DataError, match="would delete"):
         refuse_loss(pairs, tmp_path / "out", images=False)

@@ -30,6 +30,9 @@ def test_a_folder_of_images_alone_is_told_how_captions_are_added(tmp_path):
     ) as one:
         load_pairs(tmp_path)
     assert "resembles" not in str(one.value)
+    (tmp_path / "README.txt").write_text("x")
+    with pytest.raises(DataError, match="images but no captions"):
+        load_pairs(tmp_path)
     (tmp_path / "notes.md").write_text("x")
     with pytest.raises(DataError) as other:
         load_pairs(tmp_path)

@@ -122,7 +122,7 @@ config("an embedding of 2**40 numbers", "damaged (1 validation error for", spec_
 config("an ensemble of 100,000", "damaged (1 validation error for", spec__ensemble_size=100_000)
 config(
     "an encoder that does not exist",
-    "unknown image encoder",
+    "config.json: unknown image encoder 'os.system'",
     spec__image={"name": "os.system"},
 )
 config("an encoder that is a number", "damaged (1 validation error for", spec__image=5)

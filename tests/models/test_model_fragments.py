@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+import counterfoil as cf
 from counterfoil.audit.audit import audit_split
 from counterfoil.core.errors import DataError
 from counterfoil.data.pairs import Split
@@ -39,13 +40,16 @@ def test_scores_of_other_features_are_refused(other, model, concepts, tmp_path) 
         lambda: audit_split(model, split),
         lambda: measure_words(model, split, [case]),
         lambda: SearchIndex.build(tmp_path / "index", model, split),
+        lambda: cf.train(
+            model, replace(concepts, splits={"train": split}), folder=tmp_path / "run"
+        ),
     ):
         with pytest.raises(
             DataError,
             match=r"reads fragments of 'eff.*these are.* --backbone-option grid=6",
         ):
             use()
-    assert not (tmp_path / "index").exists()
+    assert not [*tmp_path.iterdir()]
 
 
 @pytest.mark.parametrize(
@@ -57,6 +61,8 @@ def test_scores_of_other_features_are_refused(other, model, concepts, tmp_path) 
         ("efficientnet-lite", {}, 'efficientnet-lite {"variant": 0}'),
         ("efficientnet-lite", {}, 'efficientnet-lite {"batch_size": 8}'),
         ("timm:resnet50", {}, 'timm {"model": "resnet50"}'),
+        ("crops", {}, 'crops {"scales": [1.0, 0.5]}'),
+        ("onnx:net.onnx", {}, 'onnx {"path": "networks/net.onnx"}'),
         (LITE, {}, None),
         (None, {}, LITE),
     ],

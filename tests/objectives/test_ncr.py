@@ -15,7 +15,7 @@ from counterfoil.core.errors import ConfigError, TrainingError
 from counterfoil.data.pairs import Pairs
 from counterfoil.data.splits import shuffled_captions
 from counterfoil.models import create_model
-from counterfoil.objectives import Context, both_directions, create_objective
+from counterfoil.objectives import Context, both_directions, create_objective, objectives
 from counterfoil.objectives.ncr import (
     clean_probability,
     pair_losses,
@@ -179,3 +179,12 @@ def test_before_its_turn_a_noisy_pair_costs_nothing(concepts, tmp_path) -> None:
     # as an anchor it is silent: nothing pulls its own score up
     assert scores.grad[2, 2] == 0
     assert scores.grad[0, 0] < 0
+
+
+@pytest.mark.parametrize("epoch", [0, 3])
+def test_the_form_of_public_code_has_one_caption_per_image(epoch) -> None:
+    objective = objectives["ncr"](form="reference")
+    scores, positives = torch.randn(2, 4), torch.tensor([[1, 1, 0, 0], [0, 0, 1, 1]]).bool()
+    context = Context(epoch=epoch, caption_ids=torch.arange(4), members=(scores, scores))
+    with pytest.raises(ConfigError, match=r"form=reference is defined for one caption per image"):
+        objective.compute(scores, positives, context)

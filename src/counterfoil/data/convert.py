@@ -64,8 +64,8 @@ def refuse_loss(pairs: Pairs, target: Path, images: bool = True) -> None:
         )
     if lost:
         raise DataError(
-            f"{target}: images are read from there, and replacing it would delete {len(lost):,} "
-            f"files that are not written again, such as {lost[0].name}; name another folder"
+            f"{target}: images are read from there, and replacing it would delete files that are "
+            f"not written again ({len(lost):,}, such as {lost[0].name}); name another folder"
         )
 
 

@@ -9,13 +9,14 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from counterfoil.core.errors import ConfigError, CounterfoilError
+from counterfoil.core.errors import ConfigError
 from counterfoil.core.registry import Registry
 from counterfoil.data.fragments import Fragments
 from counterfoil.features.views import WHOLE_IMAGE, Box, View, boxes_in_image, grid_boxes
@@ -98,31 +99,28 @@ extractors = ExtractorRegistry("extractor")
 
 
 def same_extractor(one: str, other: str) -> bool:
-    """Whether two full names mean the same features, whatever the options are called.
+    """Whether two full names mean the same features.
 
-    If both extractors can be made here, their fingerprints decide; otherwise their options, without
-    those that change no feature.
+    Options that are not given have their defaults, a file may be in another folder, and the batch
+    size changes no feature.
 
     >>> same_extractor("segments", 'segments {"side": 192}')
     True
     >>> same_extractor("segments", 'segments {"side": 96}')
     False
     """
-    if one == other:
-        return True
     (name, options), (other_name, other_options) = split_full_name(one), split_full_name(other)
-    if name != other_name or name not in extractors:
+    if name != other_name:
         return False
-    try:
-        first, second = (extractors.create(each, {}).fingerprint() for each in (one, other))
-    except (CounterfoilError, OSError, ImportError):  # no weights, no network, no such file
-        defaults = {**extractors.options(name), "batch_size": None}
-        wanted, given = (
-            json.dumps({**defaults, **each, "batch_size": None}, sort_keys=True, default=str)
-            for each in (options, other_options)
-        )
-        return wanted == given
-    return bool(first == second)
+    known = extractors.options(name) if name in extractors else {}
+
+    def written(given: Mapping[str, Any]) -> str:
+        chosen = {**known, **given, "batch_size": None}
+        if "path" in chosen:
+            chosen["path"] = Path(str(chosen["path"])).name
+        return json.dumps(chosen, sort_keys=True, default=str)
+
+    return written(options) == written(other_options)
 
 
 @dataclass(frozen=True)
