@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from counterfoil.encoders.encoded import Encoded
-from counterfoil.kernels import dispatch, spec
+from counterfoil.kernels import dispatch, maxsim, spec
 from counterfoil.kernels.triton import launch, training
 from counterfoil.kernels.triton import thread_per_caption as lane_scoring
 from counterfoil.kernels.triton.packing import interleave, pack
@@ -226,6 +226,28 @@ def test_captions_too_long_for_one_kernel_are_scored_by_the_other(name, monkeypa
         expected = matcher.double().torch_scores(images, texts)
         result = matcher.float()(single(images), single(texts))
     torch.testing.assert_close(result.double(), expected, atol=2e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("length", [1.0, 30.0])
+@pytest.mark.parametrize("holes", [True, False])
+@pytest.mark.parametrize("name", [name for name in MATCHERS if name.startswith("chan")])
+def test_chan_of_halves_never_stores_similarities(name, holes, length, monkeypatch) -> None:
+    """By the kernel of MaxSim, in parts; of long vectors, exponentials would overflow."""
+    monkeypatch.setattr(dispatch, "usable", lambda device, dtype: True)
+    monkeypatch.setattr(dispatch, "tiled_words", None)  # no tiles
+    monkeypatch.setattr(maxsim, "GPU_BUFFER", 4 * 15 * 2)  # two images at a time
+    images, texts = sides(11, images=5, lengths=(4, 1, 7, 3), holes=holes)
+    images, texts = (
+        Encoded((length * side.fragments).half(), side.mask) for side in (images, texts)
+    )
+    matcher = made(name).eval()
+    given = (images.fragments, images.mask), (texts.fragments, texts.mask)
+    with torch.no_grad():
+        result = try_fused(matcher.kernel_specs(), *given)
+        wide = [Encoded(fragments.double(), mask) for fragments, mask in given]
+        expected = matcher.double().torch_scores(*wide)
+    assert result is not None
+    torch.testing.assert_close(result.double(), expected, atol=2e-5, rtol=2e-5)
 
 
 def test_words_all_below_the_boundary() -> None:

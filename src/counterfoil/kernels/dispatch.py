@@ -3,6 +3,7 @@
 - Tile kernels (`triton.launch`, `triton.training`): blocks of any size, forward and backward.
 - Thread-per-caption kernels (`triton.thread_per_caption`): forward only, for jobs large enough to
   justify their compilation.
+- The MaxSim kernel (`maxsim.pooled_maxima`): CHAN in half precision, forward only.
 - PyTorch (`tiled`): all other blocks; `try_fused_scores` then returns None.
 """
 
@@ -18,6 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from counterfoil.core.tensors.host_mirror import host_mask
+from counterfoil.kernels.maxsim import HALVES, pooled_maxima
 from counterfoil.kernels.spec import (
     LARGE_JOB_CELLS,
     MAX_REGIONS,
@@ -27,6 +29,7 @@ from counterfoil.kernels.spec import (
     usable,
 )
 from counterfoil.kernels.triton.launch import Regions, fused_scores, tiled_words, tiles_of
+from counterfoil.kernels.triton.maxsim import fits as offsets_fit
 from counterfoil.kernels.triton.packing import Indices
 from counterfoil.kernels.triton.thread_per_caption import (
     interleaved_words,
@@ -158,8 +161,17 @@ class _Block:
             # in tiles: lane kernels would be compiled for every caption length
             block, spec = self.turned(spec)
             return block.in_tiles(spec, block.texts.where, block.texts.lengths).T
-        images, per_image, _ = self.images.fragments.shape
+        images, per_image, width = self.images.fragments.shape
         where, lengths = self.texts.where, self.texts.lengths
+        halves = self.images.fragments.dtype in HALVES
+        if spec.method == "chan" and halves and offsets_fit(per_image, width):
+            return pooled_maxima(
+                spec,
+                self._words(where),
+                torch.tensor(lengths).to(self.texts.mask.device),
+                self.images.fragments,
+                self.images.gaps,
+            )
         if max(self.job.cells, len(where) * images * per_image) < LARGE_JOB_CELLS:
             return self.in_tiles(spec, where, lengths)
         suited = [suits(spec, length, per_image) for length in lengths]
@@ -180,11 +192,13 @@ class _Block:
         return fused_scores(spec, words, self.regions)
 
     def by_thread_per_caption(self, spec: KernelSpec, where: Indices, lengths: list[int]) -> Tensor:
-        flat = self.texts.flat
-        packed = flat.index_select(0, torch.from_numpy(where).to(flat.device))
         return thread_per_caption_scores(
-            spec, interleaved_words(packed, lengths, spec), self.regions
+            spec, interleaved_words(self._words(where), lengths, spec), self.regions
         )
+
+    def _words(self, where: Indices) -> Tensor:
+        flat = self.texts.flat
+        return flat.index_select(0, torch.from_numpy(where).to(flat.device))
 
 
 def _product_dtype(wide: torch.dtype, device: torch.device) -> torch.dtype:

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from counterfoil.core.errors import ArgumentError
-from counterfoil.kernels.spec import usable
+from counterfoil.kernels.spec import KernelSpec, usable
 
 CPU_CELLS, GPU_CELLS = 1 << 22, 1 << 27
 """Similarities of a block in PyTorch, and cells of the one-hot gradient in the backward pass."""
@@ -157,6 +157,55 @@ def _scores(
     if len(scores) == 1:
         return scores[0], indices[0] if with_index else None
     return torch.cat(scores, 1), torch.cat(indices, 1) if with_index else None
+
+
+MAX_EXPONENT = 60.0
+"""Exponents up to which exponentials and their sums neither overflow nor vanish."""
+
+
+def pooled_maxima(
+    spec: KernelSpec, words: Tensor, lengths: Tensor, images: Tensor, mask: Tensor | None
+) -> Tensor:
+    """CHAN's scores [I, T] without gradients: each word's largest product, pooled by caption.
+
+    ``words`` [W, D] are those of all captions, in order, ``lengths`` [T] their numbers, none of
+    them 0; ``images`` [I, R, D]. Raises OutOfResources if the GPU is too small for the kernel.
+    """
+    from counterfoil.kernels.triton.maxsim import fused_maxima
+
+    longest = images.float().norm(dim=-1).amax() * words.float().norm(dim=-1).amax()
+    exponent = float(spec.lse_scale * longest) if spec.pooling in ("lse", "softmax") else 0.0
+    words, images = words.contiguous(), images.contiguous()
+    scores = words.new_empty(len(images), len(lengths), dtype=torch.float32)
+    for part in _parts(len(images), 4 * len(words), GPU_BUFFER):
+        real = _rows(mask, part)
+        real = None if real is None else real.contiguous()
+        best, _ = fused_maxima(words, images[part], real, with_index=False)
+        scores[part] = _pooled(spec, best, lengths, exponent < MAX_EXPONENT).T
+    return scores if spec.factor == 1.0 else scores * spec.factor
+
+
+def _pooled(spec: KernelSpec, best: Tensor, lengths: Tensor, small: bool) -> Tensor:
+    """Maxima [W, I] pooled over the words of each caption [T, I]; ``best`` is overwritten.
+
+    If exponents are ``small``, nothing needs to be subtracted from them.
+    """
+
+    def reduced(values: Tensor, how: str) -> Tensor:
+        return torch.segment_reduce(values, how, lengths=lengths, axis=0, unsafe=True)
+
+    if spec.pooling not in ("lse", "softmax"):
+        return reduced(best, spec.pooling)
+    top = None if small else reduced(best, "max")
+    plain = best.clone() if spec.pooling == "softmax" else None
+    if top is not None:
+        best -= top.repeat_interleave(lengths, 0, output_size=len(best))
+    weights = best.mul_(spec.lse_scale).exp_()
+    total = reduced(weights, "sum")
+    if plain is not None:
+        return reduced(weights.mul_(plain), "sum") / total
+    pooled = total.log_().div_(spec.lse_scale)
+    return pooled if top is None else pooled + top
 
 
 def _try_fused_maxima(

@@ -9,10 +9,18 @@ Context norms are sums over the lower triangle of an image's Gram matrix, whose 
 are doubled beforehand. Loading an entry takes longer than multiplying by it, so each iteration
 handles two words of a caption, or two regions of an image: e are the weights of the first, f of the
 second. If their number is odd, the last is computed twice and counted once.
+
+Compilation: for every load of a value per thread, the pass of Triton that chooses how threads share
+a load takes time that is quadratic in the operations of the kernel. Here it has nothing to choose,
+so these loads are instructions that it does not look into (`_read`). Kernels then compile two to
+ten times as fast.
 """
 
 from __future__ import annotations
 
+import os
+
+import torch
 import triton
 import triton.language as tl
 
@@ -22,6 +30,28 @@ from counterfoil.kernels.triton.tile_kernels import _divisor
 EPS = tl.constexpr(1e-8)
 TIE = tl.constexpr(attention.TIE)
 LOG2E = tl.constexpr(1.4426950408889634)
+INSTRUCTIONS = tl.constexpr(
+    os.environ.get("TRITON_INTERPRET", "0") != "1" and torch.version.hip is None
+)
+"""Whether kernels may contain instructions of NVIDIA's: not in Triton's interpreter."""
+
+
+@triton.jit
+def _read(at):
+    """The value at each thread's address, in single precision."""
+    kind: tl.constexpr = at.dtype.element_ty
+    if not INSTRUCTIONS:
+        value = tl.load(at).to(tl.float32)
+    elif kind == tl.float32:
+        value = tl.inline_asm_elementwise(
+            "ld.global.f32 $0, [$1];", "=f,l", [at], tl.float32, is_pure=True, pack=1
+        )
+    else:
+        half = tl.inline_asm_elementwise(
+            "ld.global.b16 $0, [$1];", "=h,l", [at], tl.int16, is_pure=True, pack=1
+        )
+        value = half.to(kind, bitcast=True).to(tl.float32)
+    return value
 
 
 @triton.jit
@@ -42,16 +72,25 @@ def _activate(x, ACTIVATION: tl.constexpr):
 
 
 @triton.jit
-def _quadratic_of_two(e, f, triangle, step, R: tl.constexpr):
-    """eᵀ G e and fᵀ G f from the lower triangle, row by row."""
+def _quadratic_of_two(e, f, triangle, R: tl.constexpr, STEP: tl.constexpr):
+    """eᵀ G e and fᵀ G f from the lower triangle, row by row.
+
+    G is the same for all threads if STEP is 1, else each thread has its own.
+    """
     of_e = e[0] * 0.0
     of_f = f[0] * 0.0
     for r in tl.static_range(R):
-        entry = tl.load(triangle + (r * (r + 1) // 2 + r) * step).to(tl.float32)
+        if STEP == 1:  # not in a function: several hundred calls would take seconds to compile
+            entry = tl.load(triangle + (r * (r + 1) // 2 + r)).to(tl.float32)
+        else:
+            entry = _read(triangle + (r * (r + 1) // 2 + r) * STEP)
         part_e = e[r] * entry
         part_f = f[r] * entry
         for q in tl.static_range(r):
-            entry = tl.load(triangle + (r * (r + 1) // 2 + q) * step).to(tl.float32)
+            if STEP == 1:
+                entry = tl.load(triangle + (r * (r + 1) // 2 + q)).to(tl.float32)
+            else:
+                entry = _read(triangle + (r * (r + 1) // 2 + q) * STEP)
             part_e = tl.fma(e[q], entry, part_e)
             part_f = tl.fma(f[q], entry, part_f)
         of_e = tl.fma(part_e, e[r], of_e)
@@ -108,7 +147,7 @@ def _with_sums(e, at, step, R: tl.constexpr):
     along = e[0] * 0.0
     mass = e[0] * 0.0
     for r in tl.static_range(R):
-        along += e[r] * tl.load(at + r * step).to(tl.float32)
+        along += e[r] * _read(at + r * step)
         mass += e[r]
     return e + (along, mass)
 
@@ -122,7 +161,7 @@ def _softmax_weights(
     """Weights of the regions for one word of each caption, in SCAN and BFAN; `_with_sums`."""
     e = ()
     for r in tl.static_range(R):
-        s = tl.load(at + r * width).to(tl.float32)
+        s = _read(at + r * width)
         e = e + (_among(tl.exp2(_activate(s, ACTIVATION) * inverse[r]), 0.0, real, r, MASKED),)
     if METHOD == "bfan":
         e = _focus(e, number, PROB, R)
@@ -140,7 +179,7 @@ def _naaf_weights(
     """
     best = inverse[0] * 0.0 - 2.0
     for r in tl.static_range(R):
-        s = tl.load(at + r * width).to(tl.float32) + shift
+        s = _read(at + r * width) + shift
         best = tl.maximum(best, _among(s, -2.0, real, r, MASKED))
     e = ()
     along = best * 0.0
@@ -148,7 +187,7 @@ def _naaf_weights(
     average = best * 0.0
     whole = best * 0.0
     for r in tl.static_range(R):
-        raw = tl.load(at + r * width).to(tl.float32)
+        raw = _read(at + r * width)
         s = raw + shift
         x = tl.where(raw > boundary - shift, tl.exp((s - best) * scale), 0.0)
         x = _among(x, 0.0, real, r, MASKED)
@@ -253,7 +292,7 @@ def text_queries(
             if METHOD == "naaf" and PROPAGATION != "none":
                 best = nothing - 2.0
             for r in tl.static_range(R):
-                s = tl.load(block + j * BC + r * width).to(tl.float32)
+                s = _read(block + j * BC + r * width)
                 if METHOD == "naaf" and PROPAGATION != "none":
                     best = tl.maximum(best, _among(s, -2.0, key_mask, r, MASKED))
                 if METHOD == "chamfer":
@@ -298,7 +337,7 @@ def text_queries(
                 e = _either(k == 0, f, e, VALUES)
             # a loaded zero keeps the compiler from holding all of the Gram matrix in registers
             triangle = here + tl.load(zeros + j)
-            squared_e, squared_f = _quadratic_of_two(e, f, triangle, 1, R)
+            squared_e, squared_f = _quadratic_of_two(e, f, triangle, R, 1)
             after = tl.minimum(j + 1, size - 1)
             norm_e = nothing + 1.0
             norm_f = norm_e
@@ -324,12 +363,12 @@ def text_queries(
         elif METHOD == "chan":
             value = nothing - 1e30
             for r in tl.static_range(R):
-                s = tl.load(block + j * BC + r * width).to(tl.float32)
+                s = _read(block + j * BC + r * width)
                 value = tl.maximum(value, _among(s, -1e30, key_mask, r, MASKED))
         else:
             powers = nothing
             for r in tl.static_range(R):
-                s = tl.load(block + j * BC + r * width).to(tl.float32)
+                s = _read(block + j * BC + r * width)
                 powers += _among(tl.exp((s - 1.0) * scale), 0.0, key_mask, r, MASKED)
             value = 1.0 + tl.log(tl.maximum(powers, 1e-37)) / scale
         total, mass, top = _pooled(total, mass, top, value, j < length, lse_scale, HOW)
@@ -356,7 +395,7 @@ def _word_weights(
     """Weights of each caption's words for one region; `_with_sums`."""
     e = ()
     for j in tl.static_range(N):
-        s = tl.load(at + j * BC).to(tl.float32)
+        s = _read(at + j * BC)
         e = e + (tl.where(j < length, tl.exp2(_activate(s, ACTIVATION) * inverse[j]), 0.0),)
     if METHOD == "bfan":
         e = _focus(e, count, PROB, N)
@@ -387,8 +426,8 @@ def image_queries(
     for r in range(R):
         fresh = ()
         for j in tl.static_range(N):
-            s = tl.load(block + r * width + j * BC)
-            x = tl.where(j < length, _activate(s.to(tl.float32), ACTIVATION), 0.0)
+            s = _read(block + r * width + j * BC)
+            x = tl.where(j < length, _activate(s, ACTIVATION), 0.0)
             x = _among(x, 0.0, key_mask, r, MASKED)
             fresh = fresh + (squares[j] + x * x,)
         squares = fresh
@@ -414,7 +453,7 @@ def image_queries(
             at = block + tl.minimum(r + k, R - 1) * width
             f = _word_weights(at, inverse, length, count, METHOD, ACTIVATION, PROB, N, BC)
             e = _either(k == 0, f, e, N + 2)
-        squared_e, squared_f = _quadratic_of_two(e, f, own + tl.load(zeros + r), BC, N)
+        squared_e, squared_f = _quadratic_of_two(e, f, own + tl.load(zeros + r), N, BC)
         value_e = _ratio(e[N], squared_e, e[N + 1], tl.load(norms + image * R + r))
         value_f = _ratio(f[N], squared_f, f[N + 1], tl.load(norms + image * R + after))
         total, mass, top = _pooled(total, mass, top, value_e, there_e, lse_scale, HOW)
