@@ -9,49 +9,20 @@ Context norms are sums over the lower triangle of an image's Gram matrix, whose 
 are doubled beforehand. Loading an entry takes longer than multiplying by it, so each iteration
 handles two words of a caption, or two regions of an image: e are the weights of the first, f of the
 second. If their number is odd, the last is computed twice and counted once.
-
-Compilation: for every load of a value per thread, the pass of Triton that chooses how threads share
-a load takes time that is quadratic in the operations of the kernel. Here it has nothing to choose,
-so these loads are instructions that it does not look into (`_read`). Kernels then compile two to
-ten times as fast.
 """
 
 from __future__ import annotations
 
-import os
-
-import torch
 import triton
 import triton.language as tl
 
 from counterfoil.kernels import attention
+from counterfoil.kernels.triton.loads import _read
 from counterfoil.kernels.triton.tile_kernels import _divisor
 
 EPS = tl.constexpr(1e-8)
 TIE = tl.constexpr(attention.TIE)
 LOG2E = tl.constexpr(1.4426950408889634)
-INSTRUCTIONS = tl.constexpr(
-    os.environ.get("TRITON_INTERPRET", "0") != "1" and torch.version.hip is None
-)
-"""Whether kernels may contain instructions of NVIDIA's: not in Triton's interpreter."""
-
-
-@triton.jit
-def _read(at):
-    """The value at each thread's address, in single precision."""
-    kind: tl.constexpr = at.dtype.element_ty
-    if not INSTRUCTIONS:
-        value = tl.load(at).to(tl.float32)
-    elif kind == tl.float32:
-        value = tl.inline_asm_elementwise(
-            "ld.global.f32 $0, [$1];", "=f,l", [at], tl.float32, is_pure=True, pack=1
-        )
-    else:
-        half = tl.inline_asm_elementwise(
-            "ld.global.b16 $0, [$1];", "=h,l", [at], tl.int16, is_pure=True, pack=1
-        )
-        value = half.to(kind, bitcast=True).to(tl.float32)
-    return value
 
 
 @triton.jit
