@@ -9,6 +9,9 @@ Context norms are sums over the lower triangle of an image's Gram matrix, whose 
 are doubled beforehand. Loading an entry takes longer than multiplying by it, so each iteration
 handles two words of a caption, or two regions of an image: e are the weights of the first, f of the
 second. If their number is odd, the last is computed twice and counted once.
+
+Triton compiles a kernel again for sizes and addresses that are multiples of 16, unless told not to:
+the blocks of one job would need several variants, of several seconds each.
 """
 
 from __future__ import annotations
@@ -223,7 +226,10 @@ def _score(total, mass, top, count, lse_scale, HOW: tl.constexpr):
     return total / tl.maximum(count, 1.0)
 
 
-@triton.jit
+@triton.jit(
+    do_not_specialize=["images", "width", "out_width"],
+    do_not_specialize_on_alignment=["triangles", "norms", "real", "out"],
+)
 def text_queries(
     sims, triangles, norms, spread, real, lengths, bases, sizes, spreads_at, zeros, scratch, out,
     images, width, out_width,
@@ -373,7 +379,10 @@ def _word_weights(
     return _with_sums(e, at, BC, N)
 
 
-@triton.jit
+@triton.jit(
+    do_not_specialize=["first", "images", "width", "out_width"],
+    do_not_specialize_on_alignment=["norms", "real", "out"],
+)
 def image_queries(
     sims, query_gram, norms, real, lengths, bases, query_gram_at, zeros, out,
     first, images, width, out_width,
