@@ -16,7 +16,7 @@ from PIL import Image
 from typer.main import get_command
 from typer.testing import CliRunner
 
-from counterfoil.cli import GROUPS, TAGLINE, app
+from counterfoil.cli import GROUPS, TAGLINE, app, home_expanded
 from counterfoil.core.errors import CheckpointError, ConfigError, DataError
 from tests.conftest import all_charts, thinned
 
@@ -314,3 +314,20 @@ def test_characters_that_the_terminal_lacks_are_printed_as_escapes(monkeypatch) 
     done = command("--help")
     assert done.returncode == 0, done.stderr
     assert TAGLINE.replace("–", r"\u2013") in " ".join(done.stdout.split())
+
+
+@pytest.mark.parametrize(
+    ("word", "expanded"),
+    [
+        ("--out=~/runs", "--out=/home/me/runs"),
+        ("data.source=~/my photos", "data.source=/home/me/my photos"),
+        ("--out=runs/~x", "--out=runs/~x"),
+        ("--out=~x", "--out=~x"),
+        ("a dog =~/", "a dog =~/"),
+        ("~/runs", "~/runs"),  # the shell's own
+    ],
+)
+def test_the_home_folder_after_an_equals_sign(word, expanded, monkeypatch) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    monkeypatch.setenv("USERPROFILE", "/home/me")
+    assert home_expanded(word) == expanded

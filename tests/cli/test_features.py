@@ -119,7 +119,7 @@ def test_a_folder_of_photos_needs_no_captions(tmp_path) -> None:
     printed = json.loads(invoke(*args, "--json").stdout)
     assert printed["splits"] == {"all": {"images": 3, "captions": 0, "failed": 0}}
     made = load_pairs(tmp_path / "out", strict=False)["all"]
-    assert list(made.ids) == ["day one/0.png", "day one/1.png", "day one/2.png"]
+    assert list(made.ids) == ["day one/0", "day one/1", "day one/2"]
     assert made.fragments is not None
 
 

@@ -164,6 +164,26 @@ def test_images_that_cannot_be_read_are_named_by_build_and_add(
     ]
 
 
+def test_photos_without_captions_are_indexed_and_may_get_some_later(
+    run, pairs, cache, tmp_path
+) -> None:
+    photos, folder, options = tmp_path / "photos", tmp_path / "index", ("--cache", cache)
+    (photos / "deep").mkdir(parents=True)
+    for number, name in enumerate(("one.png", "deep/two.png", "deep/three.png")):
+        open_image(pairs.test.pixels[number]).save(photos / name)
+    (photos / "broken.png").write_bytes(b"no image")
+    command = ("index", run, photos, "--out", folder, *options)
+    result = runner.invoke(app, [str(word) for word in command])
+    assert "added 3 images and 0 captions" in result.stdout
+    assert "broken.png: not an image" in " ".join(result.stderr.split())
+    hits = json.loads(invoke("search", folder, "a red car", "--json"))["hits"]
+    assert {hit["id"] for hit in hits} == {"one", "deep/two", "deep/three"}
+    (photos / "captions.csv").write_text("image,caption\none.png,a red car\n")
+    invoke("index", "add", folder, photos, "--existing", "update", *options)
+    info = json.loads(invoke("index", "info", folder, "--json"))
+    assert (info["images"], info["captions"]) == (3, 1)
+
+
 @pytest.mark.parametrize("more", [(), ("--json",), ("--markdown",)])
 def test_evaluate_says_how_many_items_are_left_out(run, faulty, cache, more) -> None:
     command = ("evaluate", run, "--data", faulty, "--bootstrap", 0, "--cache", cache, *more)

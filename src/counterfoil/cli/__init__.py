@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import io
 import os
+import re
 import sys
 import warnings
 from collections.abc import Callable
@@ -122,7 +123,7 @@ def main() -> None:
     end_on_sigterm()
     _escape_unencodable()
     try:
-        app()
+        app([home_expanded(word) for word in sys.argv[1:]])
     except CounterfoilError as error:
         _fail(str(error), error.exit_code)
     except OSError as error:
@@ -132,6 +133,17 @@ def main() -> None:
         if not _is_out_of_memory(error):
             raise
         _fail(f"out of memory ({_first_line(error)}); use a smaller model, batch or data set", 1)
+
+
+def home_expanded(word: str) -> str:
+    """``--out=~/runs`` and ``data.source=~/photos`` with the path of the home folder.
+
+    Shells expand ``~`` only at the start of a word, so a folder of that name would be created.
+    """
+    name, equals, value = word.partition("=")
+    if not equals or not re.fullmatch(r"(--)?[a-z][a-z0-9_.-]*", name):
+        return word
+    return name + equals + os.path.expanduser(value) if value.startswith(("~/", "~\\")) else word
 
 
 def _escape_unencodable() -> None:

@@ -23,8 +23,8 @@ from counterfoil.data.formats.rewrite import caption_files
 from counterfoil.data.images import FileImage
 from counterfoil.data.load import open_source
 from counterfoil.data.pairs import Pairs, Problem, ProblemLog, Split
+from counterfoil.data.photos import is_photo, read_photos
 from counterfoil.features import with_fragments
-from counterfoil.features.build import is_photo, read_photos
 from counterfoil.models import Model
 from counterfoil.search import SearchIndex
 from counterfoil.training.run_folder import load_model

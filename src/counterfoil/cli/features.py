@@ -169,15 +169,10 @@ def _read(
 ) -> Pairs:
     """A data set or, if the path is a plain folder of images, these without captions."""
     from counterfoil.data import load_pairs
-    from counterfoil.data.formats import sources
-    from counterfoil.data.load import is_named
-    from counterfoil.features.build import is_photo_folder, read_photos
+    from counterfoil.data.photos import has_only_photos, read_photos
 
-    path = Path(source)
-    if format is None and not is_named(source, None) and path.is_dir():
-        known = any(sources[name].matches(path) for name in sources)
-        if not known and is_photo_folder(path):
-            return read_photos(path)
+    if has_only_photos(source, format):
+        return read_photos(Path(source))
     return load_pairs(source, format, options=options, cache_dir=cache, progress=bars)
 
 

@@ -131,7 +131,7 @@ def build(
     cache: opt.Cache = opt.CACHE,
     as_json: opt.Json = False,
 ) -> None:
-    """Build a search index of a data set with the model of a run.
+    """Build a search index of a data set, or of a folder of photos, with the model of a run.
 
     Search has two stages: vectors find a shortlist, and the model's matcher ranks it. At the end,
     the results are compared with scoring every item, and the recall is printed. If it is too low,
@@ -140,6 +140,7 @@ def build(
     [bold]Examples[/]
 
       counterfoil index runs/scenes-naaf --split test --out index
+      counterfoil index photos-vse my_photos/ --out index
       counterfoil index runs/naaf my_photos/ --out index --first-stage maxsim
       counterfoil index runs/naaf my_photos/ --out index --dtype binary
       counterfoil index runs/vse photos.jsonl --out index --backend faiss \\
@@ -152,7 +153,7 @@ def build(
         --out index --part auto
     """
     opt.check_part(part, merge)
-    check_inputs([run, retriever], pairs, format)
+    check_inputs([run, retriever], pairs, format, photos=True)
     target = out or run / "index"
     if target.resolve().is_relative_to(model_folder(run).resolve()):
         raise ConfigError(
@@ -173,7 +174,7 @@ def build(
         quiet = as_json or not first
         bars = progress(quiet)
         choice = DataChoice(pairs, format, option, cache, quiet=quiet)
-        data = read_in_turn(lambda: choice.read(run, split))
+        data = read_in_turn(lambda: choice.read(run, split, photos=True))
         splits = [data[name] for name in split] if split else list(data)
         model = load_model(run, device)
         other = load_model(retriever, device) if retriever is not None else None
@@ -240,7 +241,7 @@ def add(
     cache: opt.Cache = opt.CACHE,
     as_json: opt.Json = False,
 ) -> None:
-    """Add images with their captions, without rebuilding the index.
+    """Add images with their captions, or photos without any, without rebuilding the index.
 
     If interrupted, the index stays valid; continue with --existing skip.
 
@@ -249,9 +250,10 @@ def add(
       counterfoil index add index new_photos/ --existing skip
     """
     check_index(index)
-    check_inputs([], pairs, format)
+    check_inputs([], pairs, format, photos=True)
     opened = open_index(index, api_key, device)
-    data = DataChoice(pairs, format, option, cache, quiet=as_json).read(index / "model", split)
+    choice = DataChoice(pairs, format, option, cache, quiet=as_json)
+    data = choice.read(index / "model", split, photos=True)
     splits = [data[name] for name in split] if split else list(data)
     bars = progress(quiet=as_json)
     added = opened.add(splits, existing=existing, progress=bars)

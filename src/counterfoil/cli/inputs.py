@@ -22,16 +22,24 @@ if TYPE_CHECKING:
 
 
 def check_inputs(
-    runs: Iterable[Path | None], data: str | None = None, format: str | None = None
+    runs: Iterable[Path | None],
+    data: str | None = None,
+    format: str | None = None,
+    *,
+    photos: bool = False,
 ) -> None:
-    """Refuse folders and paths that do not exist, before seconds are spent on importing torch."""
+    """Refuse folders and paths that do not exist, before seconds are spent on importing torch.
+
+    With ``photos``, the data may be a folder of images without captions.
+    """
     from counterfoil.core.config import model_folder
     from counterfoil.data.load import check_source
+    from counterfoil.data.photos import has_only_photos
 
     for run in runs:
         if run is not None:
             model_folder(run)
-    if data is not None:
+    if data is not None and not (photos and has_only_photos(data, format)):
         check_source(data, format)
 
 
@@ -110,13 +118,17 @@ class DataChoice:
     def progress(self) -> Progress:
         return progress(self.quiet)
 
-    def read(self, run: Path, splits: Collection[str] | None = None) -> Pairs:
-        """All splits, with the features that the run reads; of named data, those of ``splits``."""
+    def read(
+        self, run: Path, splits: Collection[str] | None = None, *, photos: bool = False
+    ) -> Pairs:
+        """All splits, with the features that the run reads; of named data, those of ``splits``.
+
+        With ``photos``, the data may be a folder of images without captions.
+        """
         from counterfoil.training.run_data import evaluation_split
 
-        return evaluation_split(
-            run, self.data, self.format, self.options, self.cache, self.progress, splits
-        )
+        given = (self.data, self.format, self.options, self.cache, self.progress)
+        return evaluation_split(run, *given, splits, photos=photos)
 
     def read_image(
         self, run: Path, model: Model, image: str, split: str | None = None

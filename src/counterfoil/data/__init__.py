@@ -19,6 +19,7 @@ from counterfoil.data.images import (
 from counterfoil.data.inspect import Inspection, SplitSummary, drop_unreadable, inspect
 from counterfoil.data.load import load_pairs
 from counterfoil.data.pairs import Pairs, Problem, ProblemLog, Severity, Split, count_kinds
+from counterfoil.data.photos import read_photos
 
 __all__ = [
     "MAX_WORDS",
@@ -46,6 +47,7 @@ __all__ = [
     "load_pairs",
     "named_sources",
     "open_image",
+    "read_photos",
     "sources",
     "writers",
 ]

@@ -184,7 +184,8 @@ def _nearest_format(path: Path) -> str:
     if path.is_dir() and photos and all((path / name).is_dir() for name in others):
         return (
             " (it has images but no captions: list these in captions.csv, with the columns image "
-            "and caption, or see the images without: counterfoil demo FOLDER)"
+            "and caption, or search the images without: counterfoil demo FOLDER, or counterfoil "
+            "index photos-vse FOLDER --out INDEX)"
         )
     best = (0.0, "", "", "")
     for name in others:

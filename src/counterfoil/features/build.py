@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from counterfoil.core.errors import DataError
 from counterfoil.core.progress import Progress, Silent
 from counterfoil.core.storage.atomic import check_folder_target, replacing, write_atomically
 from counterfoil.data.convert import DATA_SET_FILES, ConversionReport, convert, refuse_loss
 from counterfoil.data.formats import writers
-from counterfoil.data.images import FileImage
-from counterfoil.data.pairs import Pairs, Problem, Severity, Split, count_kinds
+from counterfoil.data.pairs import Pairs, Problem, Severity, count_kinds
 from counterfoil.features.cache import CacheUse
 from counterfoil.features.efficientnet import has_weights
 from counterfoil.features.extract import Job, extract_pairs
@@ -25,10 +22,6 @@ from counterfoil.features.parts import merged_parts, without_fragments
 
 MANIFEST = "features.json"
 BEST, FALLBACK = "efficientnet-lite", "segments"
-
-TYPES = frozenset(
-    {".jpg", ".jpeg", ".jfif", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".ppm", ".avif"}
-)
 
 
 def default_backbone() -> str:
@@ -146,27 +139,3 @@ def _with_name(pairs: Pairs, name: str, images: bool) -> Pairs:
         pixels = split.pixels if images else None
         splits[split.name] = replace(split, fragments=table, pixels=pixels)
     return replace(pairs, splits=splits)
-
-
-def is_photo_folder(path: Path) -> bool:
-    """Whether a folder, or one below it, has a file with the suffix of an image."""
-    return path.is_dir() and any(is_photo(name) for _, _, names in os.walk(path) for name in names)
-
-
-def read_photos(folder: Path, split: str = "all") -> Pairs:
-    """All images in a folder and below it; their ids are their relative paths, sorted."""
-    ids = sorted(
-        (Path(parent) / name).relative_to(folder).as_posix()
-        for parent, _, names in os.walk(folder)
-        for name in names
-        if is_photo(name)
-    )
-    if not ids:
-        raise DataError(f"{folder}: no images (looked for {', '.join(sorted(TYPES))})")
-    pixels = [FileImage(folder / path) for path in ids]
-    return Pairs(folder.resolve().name, {split: Split(split, ids, [[] for _ in ids], pixels)})
-
-
-def is_photo(name: str) -> bool:
-    """Whether a file name has the suffix of an image, and is not hidden."""
-    return not name.startswith(".") and Path(name).suffix.lower() in TYPES

@@ -31,6 +31,7 @@ from counterfoil.data.batches.streaming import StreamLoader, StreamPlan, find_la
 from counterfoil.data.fragments import PixelAugmentation
 from counterfoil.data.load import load_pairs
 from counterfoil.data.pairs import DEV_NAMES, Pairs, Problem, Severity, Split, count_kinds
+from counterfoil.data.photos import has_only_photos, read_photos
 from counterfoil.data.splits import (
     lacks_dev,
     read_dev_split,
@@ -340,10 +341,13 @@ def evaluation_split(
     cache: Path,
     progress: Progress,
     splits: Collection[str] | None = None,
+    *,
+    photos: bool = False,
 ) -> Pairs:
     """The named data, or those of the run, with fragments by the run's extractor.
 
     With ``splits``, other splits of named data have no fragments: extracting them takes longest.
+    With ``photos``, the data may be a folder of images without captions.
     """
     model_folder(run)
     config = run_config(run)
@@ -353,7 +357,10 @@ def evaluation_split(
         if options or format:
             raise ConfigError("--option and --format say how to read --data: name it, too")
         return read_data(config, cache, progress, _own_pixels(run, config), read_dev_split(run))
-    pairs = load_pairs(data, format, options=options, cache_dir=cache, progress=progress)
+    if photos and has_only_photos(data, format):
+        pairs = read_photos(Path(data))
+    else:
+        pairs = load_pairs(data, format, options=options, cache_dir=cache, progress=progress)
     model, dev_ids = load_model(run, "cpu"), read_dev_split(run)
     wanted = pairs if splits is None else _only(pairs, splits, dev_from_train=bool(dev_ids))
     extracted = with_fragments(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 import unicodedata
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
@@ -22,7 +22,7 @@ from counterfoil.data.images import FileImage, ImageRef, MissingImage
 from counterfoil.data.pairs import ProblemLog, Split
 
 ENDINGS = frozenset(
-    {".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".avif", ".ppm"}
+    {".jpg", ".jpeg", ".jfif", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".avif", ".ppm"}
 )
 MAX_FILES = 500_000
 """Limit of files that are listed in the search for a name; the rest is not searched."""
@@ -206,6 +206,20 @@ def image_folder(
             log.fatal("missing-file", chosen, "no such image folder")
         return ImageFolder([chosen], deep)
     return ImageFolder([root / name for name in candidates if (root / name).is_dir()], deep)
+
+
+def short_names(names: Sequence[str]) -> list[str]:
+    """Names of images, each without its ending if that is unique.
+
+    >>> short_names(["a/dog.jpg", "cat.jpg", "cat.png"])
+    ['a/dog', 'cat.jpg', 'cat.png']
+    """
+    stems = Counter(map(_stem, names))
+    return [_stem(name) if stems[_stem(name)] == 1 else name for name in names]
+
+
+def _stem(name: str) -> str:
+    return name.rsplit(".", 1)[0] if "." in name.rsplit("/", 1)[-1][1:] else name
 
 
 class ImageWriter:

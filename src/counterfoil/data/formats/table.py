@@ -8,7 +8,7 @@ writes JSON Lines.
 from __future__ import annotations
 
 import json
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -32,7 +32,12 @@ from counterfoil.data.formats.base import (
     writers,
 )
 from counterfoil.data.formats.feature_files import FEATURES, FeatureWriter, open_features
-from counterfoil.data.formats.image_files import ImageFolder, ImageWriter, image_folder
+from counterfoil.data.formats.image_files import (
+    ImageFolder,
+    ImageWriter,
+    image_folder,
+    short_names,
+)
 from counterfoil.data.formats.text_files import (
     READERS,
     json_bytes,
@@ -211,12 +216,12 @@ class _Groups:
 
     def items(self, folder: ImageFolder) -> list[Item]:
         self._join_images()
-        images = {group.image for group in self.groups if group.image and not group.id}
-        stems = Counter(map(_stem, images))
+        images = [*{group.image: None for group in self.groups if group.image and not group.id}]
+        names = dict(zip(images, short_names(images), strict=True))
         items = []
         for group in self.groups:
             name = group.image or ""
-            image_id = group.id or _short_name(name, stems)
+            image_id = group.id or names.get(name, name)
             split = group.split or ""
             item = Item(image_id, split, group.captions, group.file, group.line, group.lines)
             if len(set(group.files)) > 1:
@@ -305,15 +310,6 @@ def _is_kaggle_captions(path: Path) -> bool:
             return file.readline(200).strip().lower().startswith(b"image,")
     except OSError:
         return False
-
-
-def _short_name(name: str, stems: Counter[str]) -> str:
-    """An image's name without its ending, if that is unique."""
-    return _stem(name) if stems[_stem(name)] == 1 else name
-
-
-def _stem(name: str) -> str:
-    return name.rsplit(".", 1)[0] if "." in name.rsplit("/", 1)[-1][1:] else name
 
 
 def _text(row: dict[str, Any], column: str | None) -> str | None:

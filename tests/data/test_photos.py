@@ -1,0 +1,54 @@
+"""Folders of photos without captions: which folders are such, and the ids of their images."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from counterfoil.core.errors import DataError
+from counterfoil.data import load_pairs
+from counterfoil.data.photos import has_only_photos, read_photos
+
+NAMES = ("beach.jpg", "more/dog.PNG", "more/dog.webp", "more/.hidden.jpg", "scan.JFIF")
+
+
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    for name in NAMES:
+        path = tmp_path / "photos" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (8, 8), "green").save(path, "PNG")
+    return tmp_path / "photos"
+
+
+def test_ids_are_paths_without_endings_that_are_not_needed(folder) -> None:
+    split = read_photos(folder)["all"]
+    assert list(split.ids) == ["beach", "more/dog.PNG", "more/dog.webp", "scan"]
+    assert [list(captions) for captions in split.captions] == [[], [], [], []]
+
+
+def test_a_table_of_captions_gives_the_same_ids(folder) -> None:
+    ids = list(read_photos(folder)["all"].ids)
+    lines = [f"{name},a green box" for name in NAMES if "hidden" not in name]
+    (folder / "captions.csv").write_text("\n".join(["image,caption", *lines]) + "\n")
+    assert sorted(image for split in load_pairs(folder) for image in split.ids) == ids
+
+
+def test_only_folders_that_no_format_has(folder, tmp_path) -> None:
+    assert has_only_photos(str(folder))
+    assert not has_only_photos(str(folder), "table")
+    assert not has_only_photos(str(folder / "beach.jpg"))
+    assert not has_only_photos(str(tmp_path / "missing"))
+    assert not has_only_photos("scenes")
+    assert not has_only_photos("https://example.org/photos")
+    (folder / "captions.csv").write_text("image,caption\nbeach.jpg,a green box\n")
+    assert not has_only_photos(str(folder))
+
+
+def test_without_any_image_it_says_what_it_looked_for(tmp_path) -> None:
+    (tmp_path / "notes.md").write_text("a nice trip")
+    assert not has_only_photos(str(tmp_path))
+    with pytest.raises(DataError, match=r"no images \(looked for \.avif"):
+        read_photos(tmp_path)
