@@ -333,7 +333,7 @@ def _own_pixels(run: Path, config: RunConfig) -> FeaturesConfig | None:
     return FeaturesConfig(extractor=load_model(run, "cpu").fragments_from or "pixels")
 
 
-def evaluation_split(
+def data_for_run(
     run: Path,
     data: str | None,
     format: str | None,
