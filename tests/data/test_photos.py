@@ -36,6 +36,20 @@ def test_a_table_of_captions_gives_the_same_ids(folder) -> None:
     assert sorted(image for split in load_pairs(folder) for image in split.ids) == ids
 
 
+def test_folders_in_which_tables_look_for_images_are_no_part_of_ids(tmp_path) -> None:
+    for name in ("images/dog.png", "images/more/cat.png"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (8, 8), "green").save(tmp_path / name)
+    ids = list(read_photos(tmp_path)["all"].ids)
+    assert ids == ["dog", "more/cat"]
+    table = "image,caption,split\ndog.png,a dog,train\nmore/cat.png,a cat,train\n"
+    (tmp_path / "captions.csv").write_text(table)
+    assert list(load_pairs(tmp_path)["train"].ids) == ids
+    (tmp_path / "captions.csv").unlink()
+    Image.new("RGB", (8, 8), "red").save(tmp_path / "dog.png")
+    assert list(read_photos(tmp_path)["all"].ids) == ["dog", "images/dog", "images/more/cat"]
+
+
 def test_only_folders_that_no_format_has(folder, tmp_path) -> None:
     assert has_only_photos(str(folder))
     assert not has_only_photos(str(folder), "table")

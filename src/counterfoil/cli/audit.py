@@ -171,6 +171,11 @@ def check(
     others = [one.name for one in data if len(one) and one is not clean]
     names = dict.fromkeys(split or others)
     splits = [data[name] for name in names]
+    if clean is not None and any(one is clean for one in splits):
+        raise ConfigError(
+            f"--trusted {trusted}: this split is audited itself; thresholds from captions that may "
+            "be wrong say nothing about false alarms: name another split"
+        )
     if not splits:
         reason = "the data have no images to audit"
         if trusted is not None:

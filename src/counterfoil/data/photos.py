@@ -8,7 +8,7 @@ from pathlib import Path
 from counterfoil.core.errors import DataError
 from counterfoil.core.storage.remote import is_url
 from counterfoil.data.formats import sources
-from counterfoil.data.formats.image_files import ENDINGS, short_names
+from counterfoil.data.formats.image_files import ENDINGS, IMAGE_FOLDERS, short_names
 from counterfoil.data.images import FileImage
 from counterfoil.data.load import is_named
 from counterfoil.data.pairs import Pairs, Split
@@ -32,8 +32,8 @@ def has_only_photos(source: str, format: str | None = None) -> bool:
 def read_photos(folder: Path, split: str = "all") -> Pairs:
     """All images in a folder and below it, without captions, sorted by their paths.
 
-    An id is the path in the folder, without its ending if no other image has the same: the id that
-    a table of captions in the folder would give the image.
+    An id is what a table of captions in the folder would call the image: its path in the folder, or
+    in one of `IMAGE_FOLDERS`, without its ending, each unless two images would have the same id.
     """
     paths = sorted(
         (Path(parent) / name).relative_to(folder).as_posix()
@@ -44,5 +44,13 @@ def read_photos(folder: Path, split: str = "all") -> Pairs:
     if not paths:
         raise DataError(f"{folder}: no images (looked for {', '.join(sorted(ENDINGS))})")
     pixels = [FileImage(folder / path) for path in paths]
-    photos = Split(split, short_names(paths), [[] for _ in paths], pixels)
+    within = [_within(path) for path in paths]
+    names = paths if len(set(within)) < len(paths) else within
+    photos = Split(split, short_names(names), [[] for _ in paths], pixels)
     return Pairs(folder.resolve().name, {split: photos})
+
+
+def _within(path: str) -> str:
+    """A path in one of the folders in which tables look for images, without that folder."""
+    folder, slash, rest = path.partition("/")
+    return rest if slash and folder in IMAGE_FOLDERS else path

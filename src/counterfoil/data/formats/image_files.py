@@ -28,6 +28,9 @@ MAX_FILES = 500_000
 """Limit of files that are listed in the search for a name; the rest is not searched."""
 
 FOLDER = "images"
+IMAGE_FOLDERS = ("images", "Images", "photos", "img", "imgs")
+"""Folders beside a table of captions in which its images are looked for."""
+
 _MAX_NAME_LENGTH = 200
 
 

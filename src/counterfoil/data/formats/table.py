@@ -33,6 +33,7 @@ from counterfoil.data.formats.base import (
 )
 from counterfoil.data.formats.feature_files import FEATURES, FeatureWriter, open_features
 from counterfoil.data.formats.image_files import (
+    IMAGE_FOLDERS,
     ImageFolder,
     ImageWriter,
     image_folder,
@@ -50,7 +51,6 @@ from counterfoil.data.pairs import ProblemLog, Split
 
 _NAMES = ("captions", "metadata")
 _NO_HEADER = (".jsonl", ".ndjson", ".parquet")  # rows name their columns themselves
-_IMAGE_FOLDERS = (".", "images", "Images", "photos", "img", "imgs")
 
 
 @sources.register("table")
@@ -105,7 +105,7 @@ class TableSource(Source):
         groups = _Groups(self.columns, log)
         for table, split in zip(tables, named, strict=True):
             groups.read(table, split)
-        folder = image_folder(self.images, root, _IMAGE_FOLDERS, log, deep=True)
+        folder = image_folder(self.images, root, (".", *IMAGE_FOLDERS), log, deep=True)
         draft.items = groups.items(folder)
         _add_features(draft, root, log)
         return draft
