@@ -41,7 +41,7 @@ def test_a_folder_of_images_alone_is_told_how_captions_are_added(tmp_path):
     with pytest.raises(DataError, match="images but no captions"):
         load_pairs(tmp_path)
     (tmp_path / "train_cap.txt").write_text("x")
-    with pytest.raises(DataError, match="'train_cap.txt' resembles 'train_caps.txt'"):
+    with pytest.raises(DataError, match=r"'train_cap\.txt' resembles 'train_caps\.txt'"):
         load_pairs(tmp_path)
 
 
