@@ -331,3 +331,23 @@ def test_the_home_folder_after_an_equals_sign(word, expanded, monkeypatch) -> No
     monkeypatch.setenv("HOME", "/home/me")
     monkeypatch.setenv("USERPROFILE", "/home/me")
     assert home_expanded(word) == expanded
+
+
+OWN_MATCHER = """
+from counterfoil.matchers.base import matchers
+from counterfoil.matchers.chan import CHAN
+
+@matchers.register("my-chan")
+class MyCHAN(CHAN):
+    "CHAN by another name."
+"""
+
+
+def test_a_part_of_ones_own_is_imported_by_its_module(tmp_path, monkeypatch) -> None:
+    (tmp_path / "my_parts.py").write_text(OWN_MATCHER)
+    monkeypatch.chdir(tmp_path)
+    assert "CHAN by another name" in command("--import", "my_parts", "models", "my-chan").stdout
+    for name in ("no_parts", "my_parts.py"):
+        refused = command("--import", name, "models", "my-chan")
+        assert refused.returncode == 2
+        assert f"--import {name}: no such module" in refused.stderr

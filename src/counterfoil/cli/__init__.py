@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import io
 import os
@@ -9,7 +10,7 @@ import re
 import sys
 import warnings
 from collections.abc import Callable
-from typing import NoReturn
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -37,7 +38,7 @@ from counterfoil.cli.search import search
 from counterfoil.cli.serve import serve
 from counterfoil.cli.signals import end_on_sigterm
 from counterfoil.cli.train import train
-from counterfoil.core.errors import CounterfoilError
+from counterfoil.core.errors import ConfigError, CounterfoilError
 
 TAGLINE = "Image–text matching, trained with better negatives."
 EPILOG = (
@@ -105,8 +106,19 @@ for panel, commands in GROUPS.items():
 def root(
     context: typer.Context,
     version: bool = typer.Option(False, "--version", help="Print the version and exit."),
+    modules: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--import",
+            metavar="MODULE",
+            help="Python module to import first: a file of yours that registers a matcher, an "
+            "objective, an encoder or a data format. Repeatable.",
+        ),
+    ] = None,
 ) -> None:
     """Image–text matching, trained with better negatives."""
+    for module in modules or ():
+        _import_own(module)
     if version:
         from counterfoil import __version__
 
@@ -133,6 +145,21 @@ def main() -> None:
         if not _is_out_of_memory(error):
             raise
         _fail(f"out of memory ({_first_line(error)}); use a smaller model, batch or data set", 1)
+
+
+def _import_own(module: str) -> None:
+    """Import a module of the user's, from the current folder or installed."""
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is None or not module.startswith(error.name):
+            raise
+        advice = f"; name it without its ending: {module[:-3]}" if module.endswith(".py") else ""
+        raise ConfigError(
+            f"--import {module}: no such module, neither in this folder nor installed{advice}"
+        ) from None
 
 
 def home_expanded(word: str) -> str:

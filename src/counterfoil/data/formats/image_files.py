@@ -221,6 +221,15 @@ def short_names(names: Sequence[str]) -> list[str]:
     return [_stem(name) if stems[_stem(name)] == 1 else name for name in names]
 
 
+def spelling_key(name: str) -> str:
+    """The same for names that may mean one file: case, ending, slashes and Unicode form differ.
+
+    >>> spelling_key("A\\\\Dog.JPG") == spelling_key("a/dog")
+    True
+    """
+    return _folded(_stem(name.replace("\\", "/")).removeprefix("./"))
+
+
 def _stem(name: str) -> str:
     return name.rsplit(".", 1)[0] if "." in name.rsplit("/", 1)[-1][1:] else name
 
