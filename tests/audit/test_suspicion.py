@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -19,8 +17,7 @@ from counterfoil.audit.suspicion import (
     evidence,
     measure_effects,
 )
-from counterfoil.core.progress import Silent
-from counterfoil.data.text.words import MOST_WORDS, caption_words
+from counterfoil.data.text.words import caption_words
 from counterfoil.models.explain import explain
 from counterfoil.models.word_effects import naming_method
 
@@ -107,20 +104,6 @@ def test_effects_of_a_batch_are_those_of_explain(name, concepts) -> None:
             effects = [getattr(each, field) for each in own]
             np.testing.assert_allclose(effects, [each.effect for each in expected], atol=1e-5)
     assert any(caption_words(text) for text in split.texts)
-
-
-def test_words_of_a_very_long_caption_are_not_examined_and_said_to_be(concepts) -> None:
-    model = cf.create("scan-t2i", concepts, embed_size=16, text={"word_dim": 8})
-    split = concepts.test.select(range(2))
-    long = " ".join(["a dog"] * MOST_WORDS)
-    split = replace(split, captions=[[long, "a dog"], ["a cat"]])
-    said: list[str] = []
-    progress = Silent()
-    progress.say = said.append  # type: ignore[method-assign]
-    found = measure_effects(model, split, range(3), progress)
-    assert [len(found.words[number]) for number in range(3)] == [0, 2, 2]
-    message = "split 'test': words of 1 captions are not examined: they have more than"
-    assert said == [f"{message} {MOST_WORDS}"]
 
 
 @pytest.mark.parametrize(

@@ -12,11 +12,12 @@ from counterfoil.data import load_pairs
 from counterfoil.data.photos import has_only_photos, read_photos
 
 NAMES = ("beach.jpg", "more/dog.PNG", "more/dog.webp", "more/.hidden.jpg", "scan.JFIF")
+HIDDEN = ".thumbnails/beach.jpg"
 
 
 @pytest.fixture
 def folder(tmp_path) -> Path:
-    for name in NAMES:
+    for name in (*NAMES, HIDDEN):
         path = tmp_path / "photos" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         Image.new("RGB", (8, 8), "green").save(path, "PNG")
@@ -27,6 +28,12 @@ def test_ids_are_paths_without_endings_that_are_not_needed(folder) -> None:
     split = read_photos(folder)["all"]
     assert list(split.ids) == ["beach", "more/dog.PNG", "more/dog.webp", "scan"]
     assert [list(captions) for captions in split.captions] == [[], [], [], []]
+
+
+def test_no_two_images_have_the_same_id(tmp_path) -> None:
+    for name in ("a.jpg", "a.png", "a.jpg.png"):
+        Image.new("RGB", (8, 8), "green").save(tmp_path / name, "PNG")
+    assert list(read_photos(tmp_path)["all"].ids) == ["a.jpg", "a.jpg.png", "a.png"]
 
 
 def test_a_table_of_captions_gives_the_same_ids(folder) -> None:

@@ -41,6 +41,7 @@ from counterfoil.core.errors import ConfigError
 from counterfoil.core.progress import Progress
 from counterfoil.data.duplicates import Duplicate, near_duplicates
 from counterfoil.data.pairs import Split
+from counterfoil.data.text.words import MOST_WORDS, caption_words
 from counterfoil.evaluation.words.doubts import MeasuredCaption, WordDoubts, cross_surprises
 from counterfoil.models.model import Model
 
@@ -122,9 +123,9 @@ def audit_split(
     # a threshold holds for suspicion that is made like that it was measured on
     trusted = None if false_alarms is None else false_alarms.scales
     scales = sign_scales(values[captions]) if trusted is None else dict(trusted.signs)
-    chosen, reference = _choose(
-        combine(sign_deviations(values[captions], scales)), captions, examined, seed
-    )
+    is_short = _have_usual_length(split, captions, progress)
+    suspicion = combine(sign_deviations(values[captions], scales))
+    chosen, reference = _choose(suspicion[is_short], captions[is_short], examined, seed)
     words = _examine_words(
         measure_effects(model, split, chosen, progress),
         split,
@@ -233,6 +234,20 @@ def _rival_leads(survey: SplitSurvey, duplicates: dict[int, Duplicate]) -> Value
         scores = survey.rival_score[number][free & (survey.rivals[number] >= 0)]
         leads[number] = scores[0] - survey.own[number] if len(scores) else np.nan
     return leads
+
+
+def _have_usual_length(
+    split: Split, captions: NDArray[np.int64], progress: Progress | None
+) -> NDArray[np.bool_]:
+    """Whether words of captions can be examined: the time grows with the square of their number."""
+    lengths = np.array([len(caption_words(split.texts[number])) for number in captions.tolist()])
+    is_short = lengths <= MOST_WORDS
+    if progress is not None and not is_short.all():
+        progress.say(
+            f"split '{split.name}': words of {(~is_short).sum()} captions are not examined: they "
+            f"have more than {MOST_WORDS}"
+        )
+    return is_short
 
 
 def _choose(

@@ -20,7 +20,7 @@ from counterfoil.core.tensors.modes import eval_mode
 from counterfoil.data.batches.collate import pad_fragments
 from counterfoil.data.pairs import Split
 from counterfoil.data.text.tokenizers import KnownText, require_known
-from counterfoil.data.text.words import MOST_WORDS, caption_words
+from counterfoil.data.text.words import caption_words
 from counterfoil.models.model import Model
 from counterfoil.models.word_effects import mean_effects, naming_method, word_effects
 
@@ -191,19 +191,12 @@ def measure_effects(
 
     Words are named by `naming_method`. As a sign of captions, effects with gradients found fewer
     wrong ones on dev scenes than the fall of the score without a word (leave-one-out), so that is
-    the sign. TAGS-DC's head serves for both. Captions of more than `MOST_WORDS` words have none, as
-    the time of one grows with the square of their number.
+    the sign. TAGS-DC's head serves for both.
     """
     table = model.fragments_of(split)
     progress = progress or Silent()
     effects: dict[int, list[CaptionWord]] = {}
     method = naming_method(model)
-    spoken = {caption: len(caption_words(split.texts[caption])) for caption in captions}
-    if too_long := sum(count > MOST_WORDS for count in spoken.values()):
-        progress.say(
-            f"split '{split.name}': words of {too_long} captions are not examined: they have more "
-            f"than {MOST_WORDS}"
-        )
     with eval_mode(model):
         starts = range(0, len(captions), EFFECT_BATCH)
         for start in progress.track(starts, f"word effects ({split.name})", len(starts)):
@@ -212,7 +205,7 @@ def measure_effects(
             read = {
                 caption: require_known(model.text, split.texts[caption])
                 for caption in block
-                if 0 < spoken[caption] <= MOST_WORDS
+                if caption_words(split.texts[caption])
             }
             if not read:
                 continue

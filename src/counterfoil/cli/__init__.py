@@ -135,7 +135,8 @@ def main() -> None:
     end_on_sigterm()
     _escape_unencodable()
     try:
-        app([home_expanded(word) for word in sys.argv[1:]])
+        sys.argv[1:] = map(home_expanded, sys.argv[1:])  # Typer expands more of it on Windows
+        app()
     except CounterfoilError as error:
         _fail(str(error), error.exit_code)
     except OSError as error:
@@ -149,16 +150,18 @@ def main() -> None:
 
 def _import_own(module: str) -> None:
     """Import a module of the user's, from the current folder or installed."""
+    if not all(part.isidentifier() for part in module.split(".")) or module.endswith(".py"):
+        dotted = re.sub(r"[/\\]", ".", module.removesuffix(".py")).strip(".")
+        raise ConfigError(f"--import {module}: not the name of a module; did you mean '{dotted}'?")
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
         importlib.import_module(module)
     except ModuleNotFoundError as error:
-        if error.name is None or not module.startswith(error.name):
+        if not f"{module}.".startswith(f"{error.name}."):  # one that the module imports
             raise
-        advice = f"; name it without its ending: {module[:-3]}" if module.endswith(".py") else ""
         raise ConfigError(
-            f"--import {module}: no such module, neither in this folder nor installed{advice}"
+            f"--import {module}: no such module, neither in this folder nor installed"
         ) from None
 
 
@@ -167,10 +170,8 @@ def home_expanded(word: str) -> str:
 
     Shells expand ``~`` only at the start of a word, so a folder of that name would be created.
     """
-    name, equals, value = word.partition("=")
-    if not equals or not re.fullmatch(r"(--)?[a-z][a-z0-9_.-]*", name):
-        return word
-    return name + equals + os.path.expanduser(value) if value.startswith(("~/", "~\\")) else word
+    match = re.fullmatch(r"((?:(?:--)?[a-z][a-z0-9_.-]*=)+)(~(?:[/\\].*)?)", word, re.DOTALL)
+    return word if match is None else match[1] + os.path.expanduser(match[2])
 
 
 def _escape_unencodable() -> None:

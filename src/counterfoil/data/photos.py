@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 from counterfoil.core.errors import DataError
@@ -26,7 +27,7 @@ def has_only_photos(source: str, format: str | None = None) -> bool:
         return False
     if any(sources[name].matches(path) for name in sources):
         return False
-    return any(is_photo(name) for _, _, names in os.walk(path) for name in names)
+    return any(True for _ in _photos_below(path))
 
 
 def read_photos(folder: Path, split: str = "all") -> Pairs:
@@ -35,12 +36,7 @@ def read_photos(folder: Path, split: str = "all") -> Pairs:
     An id is what a table of captions in the folder would call the image: its path in the folder, or
     in one of `IMAGE_FOLDERS`, without its ending, each unless two images would have the same id.
     """
-    paths = sorted(
-        (Path(parent) / name).relative_to(folder).as_posix()
-        for parent, _, names in os.walk(folder)
-        for name in names
-        if is_photo(name)
-    )
+    paths = sorted(path.relative_to(folder).as_posix() for path in _photos_below(folder))
     if not paths:
         raise DataError(f"{folder}: no images (looked for {', '.join(sorted(ENDINGS))})")
     pixels = [FileImage(folder / path) for path in paths]
@@ -48,6 +44,13 @@ def read_photos(folder: Path, split: str = "all") -> Pairs:
     names = paths if len(set(within)) < len(paths) else within
     photos = Split(split, short_names(names), [[] for _ in paths], pixels)
     return Pairs(folder.resolve().name, {split: photos})
+
+
+def _photos_below(folder: Path) -> Iterator[Path]:
+    """Images in a folder and below it, without hidden folders such as those of thumbnails."""
+    for parent, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        yield from (Path(parent) / name for name in names if is_photo(name))
 
 
 def _within(path: str) -> str:

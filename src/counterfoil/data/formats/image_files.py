@@ -212,13 +212,16 @@ def image_folder(
 
 
 def short_names(names: Sequence[str]) -> list[str]:
-    """Names of images, each without its ending if that is unique.
+    """Names of images, each without its ending if no other then has the same.
 
     >>> short_names(["a/dog.jpg", "cat.jpg", "cat.png"])
     ['a/dog', 'cat.jpg', 'cat.png']
     """
-    stems = Counter(map(_stem, names))
-    return [_stem(name) if stems[_stem(name)] == 1 else name for name in names]
+    stems, whole = Counter(map(_stem, names)), set(names)
+    return [
+        stem if stems[stem] == 1 and (stem == name or stem not in whole) else name
+        for name, stem in zip(names, map(_stem, names), strict=True)
+    ]
 
 
 def spelling_key(name: str) -> str:
