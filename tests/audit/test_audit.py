@@ -13,7 +13,6 @@ from counterfoil.audit.audit import _rival_leads
 from counterfoil.audit.benchmark import corrupt, measure_audit
 from counterfoil.audit.suspicion import SIGNS, WordEffects
 from counterfoil.core.errors import ConfigError
-from counterfoil.core.progress import Silent
 from counterfoil.data.duplicates import Duplicate
 from counterfoil.data.load import load_pairs
 from counterfoil.data.text.words import MOST_WORDS, caption_words
@@ -254,14 +253,11 @@ def test_words_of_very_long_captions_are_not_examined_and_said_to_be(
     captions[3].insert(0, long)
     if every:
         captions = [[long] for _ in captions]
-    said: list[str] = []
-    progress = Silent()
-    progress.say = said.append  # type: ignore[method-assign]
-    result = audit_split(learned, replace(split, captions=captions), progress=progress)
+    result = audit_split(learned, replace(split, captions=captions))
     count = len(captions) if every else 1
     assert result.summary.words_examined == len(result.split.texts) - count
-    message = f"split 'test': words of {count} captions are not examined: they have more than"
-    assert [line for line in said if "examined" in line] == [f"{message} {MOST_WORDS}"]
+    note = f"words were not examined in {count} captions that have more than {MOST_WORDS}"
+    assert [line for line in result.summary.notes if "examined" in line] == [note]
     number = list(result.split.texts).index(long)
     assert number not in result.word_effects.words
     assert np.isfinite(result.suspicion[number])

@@ -13,7 +13,7 @@ from typer.core import TyperGroup
 
 import counterfoil.cli.options as opt
 from counterfoil.cli.inputs import DataChoice, check_index, check_inputs, open_index, parse_options
-from counterfoil.cli.output import print_json, print_line, print_table, progress
+from counterfoil.cli.output import MAX_NAMED, print_json, print_line, print_table, progress
 from counterfoil.core.config import model_folder
 from counterfoil.core.errors import ConfigError
 
@@ -24,10 +24,6 @@ if TYPE_CHECKING:
     from counterfoil.search.parts import PartReport
     from counterfoil.search.query import Recall
     from counterfoil.search.update import Added
-
-
-MAX_NAMED = 5
-"""Problems that are named, of each kind; the others are counted."""
 
 
 class BuildByDefault(TyperGroup):
