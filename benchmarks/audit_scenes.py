@@ -20,7 +20,7 @@ from counterfoil.audit.suspicion import SIGNS
 from counterfoil.core.progress import Silent
 from counterfoil.core.zoo import resolve
 from counterfoil.evaluation.report import markdown_table
-from counterfoil.training.run_data import evaluation_split
+from counterfoil.training.run_data import data_for_run
 from counterfoil.training.run_folder import load_model
 
 THRESHOLDS = (0.3, 0.5, 0.7, 0.9)
@@ -61,7 +61,7 @@ def main() -> int:
     run = resolve(options.run, cache=options.cache)
     model = load_model(run, options.device)
     data, settings = (None, {}) if options.images is None else ("scenes", _drawn(options))
-    pairs = evaluation_split(run, data, None, settings, options.cache, Silent())
+    pairs = data_for_run(run, data, None, settings, options.cache, Silent())
     split = pairs[options.split]
     print("auditing the split as it is …", file=sys.stderr)
     clean = audit_split(model, split, threshold=options.threshold)

@@ -33,7 +33,7 @@ from counterfoil.evaluation.report import markdown_table
 from counterfoil.models import create_model
 from counterfoil.models.store import save_pretrained
 from counterfoil.scoring.encode import score_split
-from counterfoil.training.run_data import evaluation_split
+from counterfoil.training.run_data import data_for_run
 from counterfoil.training.run_folder import load_model
 
 SPLIT = "testall"
@@ -86,7 +86,7 @@ def prepare(options: argparse.Namespace) -> tuple[Path, Path]:
 def evaluate_once(data: Path, run: Path, options: argparse.Namespace) -> dict[str, Any]:
     """Seconds by stage, and both RSUMs."""
     stages = Stages(choose_device(options.device))
-    split = evaluation_split(run, str(data), None, {}, options.folder / "cache", stages)[SPLIT]
+    split = data_for_run(run, str(data), None, {}, options.folder / "cache", stages)[SPLIT]
     stages.end("reading data")
     model = load_model(run, options.device)
     stages.end("loading the model")

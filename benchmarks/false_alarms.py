@@ -40,7 +40,7 @@ from counterfoil.core.zoo import resolve
 from counterfoil.evaluation.foils.truth import has_truth
 from counterfoil.evaluation.report import markdown_table
 from counterfoil.evaluation.words.doubts import NO_DOUBT
-from counterfoil.training.run_data import evaluation_split
+from counterfoil.training.run_data import data_for_run
 from counterfoil.training.run_folder import load_model
 
 RATES = (0.01, 0.02, 0.05, 0.1, 0.2)
@@ -160,7 +160,7 @@ def main() -> int:
     folder = resolve(options.run, cache=options.cache)
     model = load_model(folder, options.device)
     names = [options.trusted, options.split]
-    data = evaluation_split(folder, options.data, None, settings, options.cache, Silent(), names)
+    data = data_for_run(folder, options.data, None, settings, options.cache, Silent(), names)
     trusted = audit_split(model, data[options.trusted], examined=options.examine)
     limits = calibrate(trusted, RATES[0])  # its scales are those of all rates
     clean = audit_split(model, data[options.split], examined=options.examine, false_alarms=limits)

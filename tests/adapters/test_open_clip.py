@@ -48,6 +48,7 @@ def test_loss_and_gradients_are_those_of_our_own_loop(objective) -> None:
     images, texts, scale = features()
     images, texts = images.requires_grad_(), texts.requires_grad_()
     loss = ObjectiveLoss(objective)(images, texts, scale)
+    assert ObjectiveLoss(objective)(images, texts, float(scale)) == loss
     result = (loss.detach(), *torch.autograd.grad(loss, [images, texts]))
     for mine, expected in zip(result, our_loop(objective), strict=True):
         assert torch.allclose(mine, expected, atol=1e-6)

@@ -15,7 +15,7 @@ from counterfoil.audit.suspicion import SIGNS, WordEffects
 from counterfoil.core.errors import ConfigError
 from counterfoil.data.duplicates import Duplicate
 from counterfoil.data.load import load_pairs
-from counterfoil.data.text.words import caption_words
+from counterfoil.data.text.words import MOST_WORDS, caption_words
 from counterfoil.evaluation.words.evaluate import roc_auc
 from tests.audit.conftest import with_unreadable
 from tests.conftest import thinned
@@ -242,3 +242,22 @@ def test_an_emoji_is_named_as_an_unknown_word_and_a_caption_of_emoji_skipped(
     assert any(note.endswith(f"captions: {emoji}") for note in odd.summary.notes)
     finding = next(finding for finding in odd.findings if finding.kind == "mismatch")
     assert [(word.word, word.span) for word in finding.unknown_words] == [(emoji, (0, 3))]
+
+
+@pytest.mark.parametrize("every", [False, True])
+def test_words_of_very_long_captions_are_not_examined_and_said_to_be(
+    learned, concepts, every
+) -> None:
+    split, long = concepts.test, " ".join(["a dog"] * MOST_WORDS)
+    captions = [list(texts) for texts in split.captions]
+    captions[3].insert(0, long)
+    if every:
+        captions = [[long] for _ in captions]
+    result = audit_split(learned, replace(split, captions=captions))
+    count = len(captions) if every else 1
+    assert result.summary.words_examined == len(result.split.texts) - count
+    note = f"words were not examined in {count} captions that have more than {MOST_WORDS}"
+    assert [line for line in result.summary.notes if "examined" in line] == [note]
+    number = list(result.split.texts).index(long)
+    assert number not in result.word_effects.words
+    assert np.isfinite(result.suspicion[number])

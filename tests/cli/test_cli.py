@@ -321,6 +321,8 @@ def test_characters_that_the_terminal_lacks_are_printed_as_escapes(monkeypatch) 
     [
         ("--out=~/runs", "--out=/home/me/runs"),
         ("data.source=~/my photos", "data.source=/home/me/my photos"),
+        ("--out=~", "--out=/home/me"),
+        ("--option=images=~/photos", "--option=images=/home/me/photos"),
         ("--out=runs/~x", "--out=runs/~x"),
         ("--out=~x", "--out=~x"),
         ("a dog =~/", "a dog =~/"),
@@ -331,3 +333,31 @@ def test_the_home_folder_after_an_equals_sign(word, expanded, monkeypatch) -> No
     monkeypatch.setenv("HOME", "/home/me")
     monkeypatch.setenv("USERPROFILE", "/home/me")
     assert home_expanded(word) == expanded
+
+
+OWN_MATCHER = """
+from counterfoil.matchers.base import matchers
+from counterfoil.matchers.chan import CHAN
+
+@matchers.register("my-chan")
+class MyCHAN(CHAN):
+    "CHAN by another name."
+"""
+
+
+def test_a_part_of_ones_own_is_imported_by_its_module(tmp_path, monkeypatch) -> None:
+    (tmp_path / "my_parts.py").write_text(OWN_MATCHER)
+    monkeypatch.chdir(tmp_path)
+    assert "CHAN by another name" in command("--import", "my_parts", "models", "my-chan").stdout
+    (tmp_path / "my.py").write_text("import m_that_is_missing\n")
+    for name, message in (
+        ("no_parts", "--import no_parts: no such module"),
+        ("sub/my_parts.py", "did you mean 'sub.my_parts'"),
+        ("", "not the name of a module"),
+        (".x", "not the name of a module"),
+    ):
+        refused = command("--import", name, "models", "my-chan")
+        assert refused.returncode == 2
+        assert message in " ".join(refused.stderr.split())
+    own = command("--import", "my", "models")
+    assert "No module named 'm_that_is_missing'" in own.stderr

@@ -59,9 +59,11 @@ def test_right_captions_are_listed_at_the_rate(run, cache, tmp_path) -> None:  #
     assert found["false_alarms"]["captions"] == found["captions"] == 100
     assert found["listed"]["captions"] <= 20
     assert found["listed"]["captions"] >= 17
-    shown = invoke(*asked[:-1], "--false-alarms", 0.2, "--trusted", "train")
-    assert "(--false-alarms)" in shown
-    assert "(--threshold)" not in shown
+    command = [*asked[:-1], "--false-alarms", 0.2, "--trusted", "train"]
+    result = runner.invoke(app, [str(word) for word in command])
+    assert "(--false-alarms)" in result.stdout
+    assert "(--threshold)" not in result.stdout
+    assert "--trusted train: this split is audited itself" in " ".join(result.stderr.split())
 
 
 def test_a_language_model_needs_enough_training_captions(pairs) -> None:  # noqa: F811

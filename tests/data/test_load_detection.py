@@ -37,6 +37,12 @@ def test_a_folder_of_images_alone_is_told_how_captions_are_added(tmp_path):
     with pytest.raises(DataError) as other:
         load_pairs(tmp_path)
     assert "'train_ims.png' resembles" not in str(other.value)
+    (tmp_path / "notes.txt").write_text("x")
+    with pytest.raises(DataError, match="images but no captions"):
+        load_pairs(tmp_path)
+    (tmp_path / "train_cap.txt").write_text("x")
+    with pytest.raises(DataError, match=r"'train_cap\.txt' resembles 'train_caps\.txt'"):
+        load_pairs(tmp_path)
 
 
 def test_an_empty_folder_and_a_missing_one_are_told_apart(tmp_path):

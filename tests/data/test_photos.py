@@ -12,11 +12,12 @@ from counterfoil.data import load_pairs
 from counterfoil.data.photos import has_only_photos, read_photos
 
 NAMES = ("beach.jpg", "more/dog.PNG", "more/dog.webp", "more/.hidden.jpg", "scan.JFIF")
+HIDDEN = ".thumbnails/beach.jpg"
 
 
 @pytest.fixture
 def folder(tmp_path) -> Path:
-    for name in NAMES:
+    for name in (*NAMES, HIDDEN):
         path = tmp_path / "photos" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         Image.new("RGB", (8, 8), "green").save(path, "PNG")
@@ -29,11 +30,31 @@ def test_ids_are_paths_without_endings_that_are_not_needed(folder) -> None:
     assert [list(captions) for captions in split.captions] == [[], [], [], []]
 
 
+def test_no_two_images_have_the_same_id(tmp_path) -> None:
+    for name in ("a.jpg", "a.png", "a.jpg.png"):
+        Image.new("RGB", (8, 8), "green").save(tmp_path / name, "PNG")
+    assert list(read_photos(tmp_path)["all"].ids) == ["a.jpg", "a.jpg.png", "a.png"]
+
+
 def test_a_table_of_captions_gives_the_same_ids(folder) -> None:
     ids = list(read_photos(folder)["all"].ids)
     lines = [f"{name},a green box" for name in NAMES if "hidden" not in name]
     (folder / "captions.csv").write_text("\n".join(["image,caption", *lines]) + "\n")
     assert sorted(image for split in load_pairs(folder) for image in split.ids) == ids
+
+
+def test_folders_in_which_tables_look_for_images_are_no_part_of_ids(tmp_path) -> None:
+    for name in ("images/dog.png", "images/more/cat.png"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (8, 8), "green").save(tmp_path / name)
+    ids = list(read_photos(tmp_path)["all"].ids)
+    assert ids == ["dog", "more/cat"]
+    table = "image,caption,split\ndog.png,a dog,train\nmore/cat.png,a cat,train\n"
+    (tmp_path / "captions.csv").write_text(table)
+    assert list(load_pairs(tmp_path)["train"].ids) == ids
+    (tmp_path / "captions.csv").unlink()
+    Image.new("RGB", (8, 8), "red").save(tmp_path / "dog.png")
+    assert list(read_photos(tmp_path)["all"].ids) == ["dog", "images/dog", "images/more/cat"]
 
 
 def test_only_folders_that_no_format_has(folder, tmp_path) -> None:

@@ -75,6 +75,7 @@ def test_texts_name_the_image_that_they_belong_to() -> None:
         (SQUARE, {"image_ids": [1, 2]}, r"expected 3, one per image, got shape \[2\]"),
         (WIDE, {"image_ids": [1, 2], "text_ids": [1, 2]}, "expected 3, one per text"),
         (WIDE, {"image_ids": [1, 2], "text_ids": [3, 3, 4]}, "no id in common"),
+        (SQUARE, {"positives": torch.tensor([1.0, 2.0, torch.nan])}, "an id is NaN"),
         (SQUARE, {"text_ids": [1, 2, 3]}, "pass image_ids, too"),
         (SQUARE, {"positives": BLOCKS, "image_ids": [1, 1, 2]}, "not both"),
     ],

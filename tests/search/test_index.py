@@ -104,6 +104,31 @@ def test_removing_an_image_takes_its_captions_along(fresh) -> None:
     assert contents(SearchIndex.open(fresh.folder)) == found
 
 
+def test_a_caption_that_is_removed_is_no_longer_stored_with_its_image(fresh) -> None:
+    before = {hit.id: hit for hit in fresh.search("a dog", k=12).hits}
+    _, stays = before["test-5"].captions
+    assert fresh.remove(["test-5#0"]) == 1
+    after = {hit.id: hit for hit in fresh.search("a dog", k=12).hits}
+    assert list(after["test-5"].captions) == [stays]
+    assert {name: hit.score for name, hit in after.items()} == pytest.approx(
+        {name: hit.score for name, hit in before.items()}
+    )
+    assert after["test-5"].first_rank == before["test-5"].first_rank
+    assert fresh.remove(["test-5#1"]) == 1
+    again = SearchIndex.open(fresh.folder)
+    assert [list(h.captions) for h in again.search("a dog", k=12).hits if h.id == "test-5"] == [[]]
+    assert fresh.remove(["test-5"]) == 1
+
+
+def test_a_removed_caption_is_in_no_file_of_a_compact_index(fresh, concepts) -> None:
+    fresh.add(with_captions(concepts.test.select([20]), ["a kite behind a kite", "a boat"]))
+    fresh.remove(["test-20#0"])
+    fresh.compact()
+    files = [file.read_bytes() for file in fresh.folder.rglob("*") if file.is_file()]
+    assert not any(b"a kite behind a kite" in file for file in files)
+    assert any(b"a boat" in file for file in files)
+
+
 def test_what_is_not_there_is_not_removed(fresh) -> None:
     before = contents(fresh)
     with pytest.raises(DataError, match=r"test-33: no such id.*did you mean 'test-3'"):

@@ -25,7 +25,7 @@ from counterfoil.data.pairs import Pairs
 from counterfoil.models.yardstick import measure_yardstick
 from counterfoil.training.checkpoint import Checkpoints, Position
 from counterfoil.training.run import execute
-from counterfoil.training.run_data import evaluation_split, read_data, shared_train_split
+from counterfoil.training.run_data import data_for_run, read_data, shared_train_split
 from counterfoil.training.run_folder import clear_run, holds_a_run, load_model, resolve_paths
 from tests.models.test_explain import make
 from tests.training.test_run_folder import children
@@ -144,7 +144,7 @@ def test_data_without_a_dev_split_can_be_trained_on(tmp_path) -> None:
     assert not dev & set(finished.pairs.train.ids)
     # evaluate, audit and index of that run, on its data by default or by name, see the same split
     for data in (None, str(source)):
-        again = evaluation_split(run, data, None, {}, tmp_path / "cache", Silent())
+        again = data_for_run(run, data, None, {}, tmp_path / "cache", Silent())
         assert set(again.dev.ids) == dev
         assert set(again.train.ids) == set(finished.pairs.train.ids)
     assert set(shared_train_split([run], tmp_path / "cache", Silent()).ids) == set(again.train.ids)
@@ -158,7 +158,7 @@ def test_features_are_extracted_of_the_named_splits_only(tmp_path) -> None:
     def read(*splits: str) -> tuple[set[str], Pairs]:
         """The splits with fragments, and the data set."""
         cache = tmp_path / "-".join(("cache", *splits))
-        pairs = evaluation_split(run, str(source), None, {}, cache, Silent(), splits)
+        pairs = data_for_run(run, str(source), None, {}, cache, Silent(), splits)
         return {one.name for one in pairs if one.fragments is not None}, pairs
 
     with_fragments, pairs = read("test")

@@ -69,7 +69,7 @@ class ObjectiveLoss(InBatchLoss):
         loss = self.of_scores(scores, *ids)
         if not self.scaled:  # DistributedDataParallel needs a gradient of every parameter
             unused = logit_scale if logit_bias is None else logit_scale + logit_bias
-            loss = loss + 0.0 * unused.sum()
+            loss = loss + 0.0 * torch.as_tensor(unused).sum().to(loss)
         return {"contrastive_loss": loss} if output_dict else loss
 
     def _scores(self, images: Tensor, texts: Tensor) -> Tensor:

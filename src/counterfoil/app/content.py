@@ -34,7 +34,7 @@ from counterfoil.models.correct import can_correct
 from counterfoil.models.model import Model
 from counterfoil.search import SearchIndex
 from counterfoil.search.state import MANIFEST
-from counterfoil.training.run_data import evaluation_split
+from counterfoil.training.run_data import data_for_run
 from counterfoil.training.run_folder import load_model, run_config
 
 MAX_FINDINGS = 50_000
@@ -347,8 +347,8 @@ def _corrector(folder: Path, device: str) -> Model:
 def _indexed_split(run: Path, cache: Path, progress: Progress) -> Split:
     config = run_config(run)
     if config is None:
-        return evaluation_split(run, "scenes", None, SCENES, cache, progress)["test"]
-    pairs = evaluation_split(run, None, None, {}, cache, progress)
+        return data_for_run(run, "scenes", None, SCENES, cache, progress)["test"]
+    pairs = data_for_run(run, None, None, {}, cache, progress)
     names = (config.evaluation.test_split, config.evaluation.split)
     split = next((pairs[name] for name in names if name in pairs), next(iter(pairs)))
     if len(split) > MAX_INDEXED_IMAGES:

@@ -41,6 +41,7 @@ from counterfoil.core.errors import ConfigError
 from counterfoil.core.progress import Progress
 from counterfoil.data.duplicates import Duplicate, near_duplicates
 from counterfoil.data.pairs import Split
+from counterfoil.data.text.words import MOST_WORDS, caption_words
 from counterfoil.evaluation.words.doubts import MeasuredCaption, WordDoubts, cross_surprises
 from counterfoil.models.model import Model
 
@@ -122,9 +123,9 @@ def audit_split(
     # a threshold holds for suspicion that is made like that it was measured on
     trusted = None if false_alarms is None else false_alarms.scales
     scales = sign_scales(values[captions]) if trusted is None else dict(trusted.signs)
-    chosen, reference = _choose(
-        combine(sign_deviations(values[captions], scales)), captions, examined, seed
-    )
+    is_short = _have_usual_length(split, captions)
+    suspicion = combine(sign_deviations(values[captions], scales))
+    chosen, reference = _choose(suspicion[is_short], captions[is_short], examined, seed)
     words = _examine_words(
         measure_effects(model, split, chosen, progress),
         split,
@@ -165,7 +166,8 @@ def audit_split(
     findings = describer.findings(threshold)
     if corrector is not None:
         findings = corrector.correct_all(findings, details, progress)
-    summary = summarize(split, survey, signs, suspicion, duplicates, words.effects)
+    too_long = int((~is_short).sum())
+    summary = summarize(split, survey, signs, suspicion, duplicates, words.effects, too_long)
     if false_alarms is not None:
         notes = (*summary.notes, *false_alarms.notes(words.surprise))
         summary = summary.model_copy(update={"notes": notes})
@@ -233,6 +235,12 @@ def _rival_leads(survey: SplitSurvey, duplicates: dict[int, Duplicate]) -> Value
         scores = survey.rival_score[number][free & (survey.rivals[number] >= 0)]
         leads[number] = scores[0] - survey.own[number] if len(scores) else np.nan
     return leads
+
+
+def _have_usual_length(split: Split, captions: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Whether words of captions can be examined: the time grows with the square of their number."""
+    lengths = [len(caption_words(split.texts[number])) for number in captions.tolist()]
+    return np.array(lengths) <= MOST_WORDS
 
 
 def _choose(
@@ -305,8 +313,12 @@ def summarize(
     suspicion: Values,
     duplicates: dict[int, Duplicate],
     effects: WordEffects,
+    too_long: int,
 ) -> Summary:
-    """Counts of what was found in a split, and notes for the reader."""
+    """Counts of what was found in a split, and notes for the reader.
+
+    ``too_long`` captions have more than `MOST_WORDS` words, which are not examined.
+    """
     captions, examined = survey.captions, len(effects.words)
     wrong = captions[suspicion[captions] >= SUSPICIOUS_FROM]
     reasons = [SIGNS[k] for number in wrong for k in named_signs(signs[number])]
@@ -316,7 +328,11 @@ def summarize(
             f"only {len(captions)} captions: too few to say what is usual, so suspicion is only "
             "good for ordering them"
         )
-    if examined < len(captions):
+    if too_long:
+        notes.append(
+            f"words were not examined in {too_long} captions that have more than {MOST_WORDS}"
+        )
+    if examined < len(captions) - too_long:
         notes.append(
             f"words were examined in {examined} of {len(captions)} captions: the most suspicious "
             "by their scores, and a random sample; use --examine for more"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import io
 import os
@@ -9,7 +10,7 @@ import re
 import sys
 import warnings
 from collections.abc import Callable
-from typing import NoReturn
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -37,7 +38,7 @@ from counterfoil.cli.search import search
 from counterfoil.cli.serve import serve
 from counterfoil.cli.signals import end_on_sigterm
 from counterfoil.cli.train import train
-from counterfoil.core.errors import CounterfoilError
+from counterfoil.core.errors import ConfigError, CounterfoilError
 
 TAGLINE = "Image–text matching, trained with better negatives."
 EPILOG = (
@@ -105,8 +106,19 @@ for panel, commands in GROUPS.items():
 def root(
     context: typer.Context,
     version: bool = typer.Option(False, "--version", help="Print the version and exit."),
+    modules: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--import",
+            metavar="MODULE",
+            help="Python module to import first: a file of yours that registers a matcher, an "
+            "objective, an encoder or a data format. Repeatable.",
+        ),
+    ] = None,
 ) -> None:
     """Image–text matching, trained with better negatives."""
+    for module in modules or ():
+        _import_own(module)
     if version:
         from counterfoil import __version__
 
@@ -123,7 +135,8 @@ def main() -> None:
     end_on_sigterm()
     _escape_unencodable()
     try:
-        app([home_expanded(word) for word in sys.argv[1:]])
+        sys.argv[1:] = map(home_expanded, sys.argv[1:])  # Typer expands more of it on Windows
+        app()
     except CounterfoilError as error:
         _fail(str(error), error.exit_code)
     except OSError as error:
@@ -135,15 +148,30 @@ def main() -> None:
         _fail(f"out of memory ({_first_line(error)}); use a smaller model, batch or data set", 1)
 
 
+def _import_own(module: str) -> None:
+    """Import a module of the user's, from the current folder or installed."""
+    if not all(part.isidentifier() for part in module.split(".")) or module.endswith(".py"):
+        dotted = re.sub(r"[/\\]", ".", module.removesuffix(".py")).strip(".")
+        raise ConfigError(f"--import {module}: not the name of a module; did you mean '{dotted}'?")
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if not f"{module}.".startswith(f"{error.name}."):  # one that the module imports
+            raise
+        raise ConfigError(
+            f"--import {module}: no such module, neither in this folder nor installed"
+        ) from None
+
+
 def home_expanded(word: str) -> str:
     """``--out=~/runs`` and ``data.source=~/photos`` with the path of the home folder.
 
     Shells expand ``~`` only at the start of a word, so a folder of that name would be created.
     """
-    name, equals, value = word.partition("=")
-    if not equals or not re.fullmatch(r"(--)?[a-z][a-z0-9_.-]*", name):
-        return word
-    return name + equals + os.path.expanduser(value) if value.startswith(("~/", "~\\")) else word
+    match = re.fullmatch(r"((?:(?:--)?[a-z][a-z0-9_.-]*=)+)(~(?:[/\\].*)?)", word, re.DOTALL)
+    return word if match is None else match[1] + os.path.expanduser(match[2])
 
 
 def _escape_unencodable() -> None:

@@ -149,7 +149,7 @@ def check(
         write_report,
     )
     from counterfoil.core.storage.locks import locked_folder
-    from counterfoil.training.run_data import evaluation_split
+    from counterfoil.training.run_data import data_for_run
     from counterfoil.training.run_folder import load_model, run_config
 
     check_report_folder(out)
@@ -165,12 +165,17 @@ def check(
         if config is None:
             return source.read(folder, wanted)
         own = config.data
-        return evaluation_split(folder, own.source, own.format, own.options, cache, bars, wanted)
+        return data_for_run(folder, own.source, own.format, own.options, cache, bars, wanted)
 
     clean = data[trusted] if trusted is not None else None
     others = [one.name for one in data if len(one) and one is not clean]
     names = dict.fromkeys(split or others)
     splits = [data[name] for name in names]
+    if clean is not None and any(one is clean for one in splits):
+        bars.say(
+            f"warning: --trusted {trusted}: this split is audited itself, so its captions are "
+            "listed at that rate whether they are right or not; name another split"
+        )
     if not splits:
         reason = "the data have no images to audit"
         if trusted is not None:

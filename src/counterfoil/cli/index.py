@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -12,7 +13,7 @@ from typer.core import TyperGroup
 
 import counterfoil.cli.options as opt
 from counterfoil.cli.inputs import DataChoice, check_index, check_inputs, open_index, parse_options
-from counterfoil.cli.output import print_json, print_line, print_table, progress
+from counterfoil.cli.output import MAX_NAMED, print_json, print_line, print_table, progress
 from counterfoil.core.config import model_folder
 from counterfoil.core.errors import ConfigError
 
@@ -378,13 +379,8 @@ def _report(
         ways = [way.as_dict() for way in recalls]
         print_json({"added": vars(added), "unread": unread, "recall": ways, **index.info()})
         return
-    left_out = [f"left out of the data: {line}" for line in unread]
-    left_out += [f"left out: {line}" for line in added.left_out]
-    for line in left_out[:5]:
-        bars.say(line)
-    if len(left_out) > 5:
-        more = len(left_out) - 5
-        bars.say(f"… and {more} more (counterfoil data inspect lists faults of the data)")
+    _say_some(bars, "left out of the data", unread, "counterfoil data inspect lists them")
+    _say_some(bars, "left out of the index", added.left_out, "--json lists them")
     print_line(
         f"added {added.images:,} images and {added.captions:,} captions"
         + (f"; {added.updated:,} of the images were updated" if added.updated else "")
@@ -395,6 +391,13 @@ def _report(
         _print_recall(recalls)
     command = shlex.join(["counterfoil", "search", str(index.folder), _example(index)])
     print_line(f"search it: {command}")
+
+
+def _say_some(bars: Progress, title: str, lines: Sequence[str], where: str) -> None:
+    for line in lines[:MAX_NAMED]:
+        bars.say(f"{title}: {line}")
+    if len(lines) > MAX_NAMED:
+        bars.say(f"{title}: {len(lines) - MAX_NAMED:,} more ({where})")
 
 
 def _example(index: SearchIndex) -> str:

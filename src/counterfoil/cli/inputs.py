@@ -125,10 +125,10 @@ class DataChoice:
 
         With ``photos``, the data may be a folder of images without captions.
         """
-        from counterfoil.training.run_data import evaluation_split
+        from counterfoil.training.run_data import data_for_run
 
         given = (self.data, self.format, self.options, self.cache, self.progress)
-        return evaluation_split(run, *given, splits, photos=photos)
+        return data_for_run(run, *given, splits, photos=photos)
 
     def read_image(
         self, run: Path, model: Model, image: str, split: str | None = None

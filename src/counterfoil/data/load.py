@@ -175,18 +175,16 @@ _BESIDE = re.compile(r"\.|readme|licen[cs]e|.*\.(md|html?|ini|db)$", re.IGNORECA
 """Files that lie beside photos and have no captions."""
 
 
+_ALIKE, _NEARLY_EQUAL = 0.5, 0.75
+"""Resemblance of a file's name to those of a format, alone and among photos."""
+
+
 def _nearest_format(path: Path) -> str:
     names = os.listdir(path) if path.is_dir() else [path.name]
     if not names:
         return " (the folder is empty)"
     photos = [name for name in names if Path(name).suffix.lower() in ENDINGS]
     others = {name for name in set(names) - set(photos) if not _BESIDE.match(name)}
-    if path.is_dir() and photos and all((path / name).is_dir() for name in others):
-        return (
-            " (it has images but no captions: list these in captions.csv, with the columns image "
-            "and caption, or search the images without: counterfoil demo FOLDER, or counterfoil "
-            "index photos-vse FOLDER --out INDEX)"
-        )
     best = (0.0, "", "", "")
     for name in others:
         for source in sources:
@@ -194,7 +192,14 @@ def _nearest_format(path: Path) -> str:
                 ratio = difflib.SequenceMatcher(None, name.lower(), example.lower()).ratio()
                 best = max(best, (ratio, source, name, example))
     ratio, source, name, example = best
-    if ratio < 0.5:
+    is_album = path.is_dir() and bool(photos)
+    if is_album and (ratio < _NEARLY_EQUAL or all((path / name).is_dir() for name in others)):
+        return (
+            " (it has images but no captions: list these in captions.csv, with the columns image "
+            "and caption, or search the images without: counterfoil demo FOLDER, or counterfoil "
+            "index photos-vse FOLDER --out INDEX)"
+        )
+    if ratio < _ALIKE:
         return ""
     return f"; nearest is '{source}' ('{name}' resembles '{example}')"
 

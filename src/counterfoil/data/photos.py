@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 from counterfoil.core.errors import DataError
 from counterfoil.core.storage.remote import is_url
 from counterfoil.data.formats import sources
-from counterfoil.data.formats.image_files import ENDINGS, short_names
+from counterfoil.data.formats.image_files import ENDINGS, IMAGE_FOLDERS, short_names
 from counterfoil.data.images import FileImage
 from counterfoil.data.load import is_named
 from counterfoil.data.pairs import Pairs, Split
@@ -26,23 +27,33 @@ def has_only_photos(source: str, format: str | None = None) -> bool:
         return False
     if any(sources[name].matches(path) for name in sources):
         return False
-    return any(is_photo(name) for _, _, names in os.walk(path) for name in names)
+    return any(True for _ in _photos_below(path))
 
 
 def read_photos(folder: Path, split: str = "all") -> Pairs:
     """All images in a folder and below it, without captions, sorted by their paths.
 
-    An id is the path in the folder, without its ending if no other image has the same: the id that
-    a table of captions in the folder would give the image.
+    An id is what a table of captions in the folder would call the image: its path in the folder, or
+    in one of `IMAGE_FOLDERS`, without its ending, each unless two images would have the same id.
     """
-    paths = sorted(
-        (Path(parent) / name).relative_to(folder).as_posix()
-        for parent, _, names in os.walk(folder)
-        for name in names
-        if is_photo(name)
-    )
+    paths = sorted(path.relative_to(folder).as_posix() for path in _photos_below(folder))
     if not paths:
         raise DataError(f"{folder}: no images (looked for {', '.join(sorted(ENDINGS))})")
     pixels = [FileImage(folder / path) for path in paths]
-    photos = Split(split, short_names(paths), [[] for _ in paths], pixels)
+    within = [_within(path) for path in paths]
+    names = paths if len(set(within)) < len(paths) else within
+    photos = Split(split, short_names(names), [[] for _ in paths], pixels)
     return Pairs(folder.resolve().name, {split: photos})
+
+
+def _photos_below(folder: Path) -> Iterator[Path]:
+    """Images in a folder and below it, without hidden folders such as those of thumbnails."""
+    for parent, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        yield from (Path(parent) / name for name in names if is_photo(name))
+
+
+def _within(path: str) -> str:
+    """A path in one of the folders in which tables look for images, without that folder."""
+    folder, slash, rest = path.partition("/")
+    return rest if slash and folder in IMAGE_FOLDERS else path

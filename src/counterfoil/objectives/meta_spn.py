@@ -112,6 +112,7 @@ class MetaSPN(Objective):
     of each triplet's cost along the meta gradient, by moving the weights a little both ways, which
     works with any matcher. An adaptation costs two forward and backward passes and two forward
     passes more. Identical captions are left out of both, other protected pairs of the update only.
+    Called in another training loop, the network learns nothing: all triplets have the same weight.
     """
 
     def __init__(

@@ -48,6 +48,8 @@ def read_positives(
             raise ArgumentError("positives: expected at least one positive pair, all are False")
     elif positives is not None:
         matrix = _same_id(scores, positives, None)
+        if not bool(matrix.diagonal().all()):
+            raise ArgumentError("positives: an id is NaN, which equals no id, not even itself")
     elif image_ids is not None or text_ids is not None:
         matrix = _same_id(scores, image_ids, text_ids)
         if not bool(matrix.any()):

@@ -12,7 +12,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from counterfoil.core.errors import BusyError, DataError, first_problem
-from counterfoil.core.storage.atomic import write_atomically
+from counterfoil.core.storage.atomic import remove_unfinished, write_atomically
 from counterfoil.core.storage.locks import locked_folder
 from counterfoil.core.storage.reading import read_text
 from counterfoil.core.storage.segments import CHANGE_TASK, Ids, SegmentStore
@@ -165,8 +165,10 @@ class IndexState:
                 self.sync_backend(side, np.setdiff1d(have, wanted), np.setdiff1d(wanted, have))
 
     def write_generation(self, side: Side) -> None:
-        note = json.dumps({"generation": self.store.manifest.generation})
-        write_atomically(vectors_folder(self.folder, side).with_suffix(".json"), note)
+        path = vectors_folder(self.folder, side).with_suffix(".json")
+        if path.parent.is_dir():
+            remove_unfinished(path)
+        write_atomically(path, json.dumps({"generation": self.store.manifest.generation}))
 
     def _read_generation(self, side: Side) -> int:
         try:

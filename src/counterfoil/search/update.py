@@ -20,7 +20,7 @@ from counterfoil.encoders import Encoded
 from counterfoil.models.match import shortened
 from counterfoil.models.model import Model
 from counterfoil.search.first_stage import ItemEncoder
-from counterfoil.search.items import BLOCK_ITEMS, Block, stored_dtype, write_blocks
+from counterfoil.search.items import BLOCK_ITEMS, Block, Items, stored_dtype, write_blocks
 from counterfoil.search.state import IndexState
 
 Existing = Literal["refuse", "skip", "update"]
@@ -130,15 +130,49 @@ def remove_items(index: IndexState, ids: Sequence[str]) -> int:
     gone = {images.names[name] for name in ids if name in images.names}
     texts = {captions.names[name] for name in ids if name in captions.names}
     texts |= set(_captions_of(index, {name for name in ids if name in images.names}))
-    removed = {"images": _keys(gone), "captions": _keys(texts)}
     if not ids:
         return 0
-    index.store.commit({side: Change(remove=keys) for side, keys in removed.items()})
+    about = _about_remaining(index, texts, gone)
+    first = int(index.store.header["next_key"])
+    new = first + np.arange(len(about), dtype=np.int64)
+    removed = {"images": _keys(gone | about.keys()), "captions": _keys(texts)}
+    changes = {side: Change(remove=keys) for side, keys in removed.items()}
+    if about:
+        dtype = stored_dtype(index.store.header["dtype"])
+        changes["images"] = Change(
+            removed["images"], lambda to: write_blocks(to, dtype, _described(images, about, first))
+        )
+    index.store.commit(changes, {"next_key": first + len(about)})
     index.reload_and_merge()
-    nothing = _keys(set())
-    index.sync_backend("images", removed["images"], nothing)
-    index.sync_backend("captions", removed["captions"], nothing)
+    index.sync_backend("images", removed["images"], new)
+    index.sync_backend("captions", removed["captions"], _keys(set()))
     return len(gone) + len(texts)
+
+
+def _about_remaining(
+    index: IndexState, texts: set[int], gone: set[int]
+) -> dict[int, dict[str, Any]]:
+    """Descriptions, by key, of the images that stay but lose some of these captions."""
+    images = index.items["images"]
+    about: dict[int, dict[str, Any]] = {}
+    for caption in index.items["captions"].about(_keys(texts)):
+        key = images.names.get(caption["image"])
+        if key is None or key in gone:
+            continue
+        if key not in about:
+            (about[key],) = images.about(_keys({key}))
+        if caption["text"] in about[key].get("captions", []):
+            about[key]["captions"].remove(caption["text"])
+    return about
+
+
+def _described(images: Items, about: dict[int, dict[str, Any]], first_key: int) -> Iterator[Block]:
+    """Images as they are, with other descriptions and keys."""
+    old = _keys(set(about))
+    for start in range(0, len(old), BLOCK_ITEMS):
+        part = old[start : start + BLOCK_ITEMS]
+        keys = first_key + start + np.arange(len(part), dtype=np.int64)
+        yield Block(keys, images.encoded(part), [about[key] for key in part.tolist()])
 
 
 def _captions_of(index: IndexState, images: set[str]) -> Iterator[int]:

@@ -46,7 +46,7 @@ from counterfoil.plots.charts import save_figure, to_svg
 from counterfoil.scoring.encode import score_split
 from counterfoil.training.report import Section, write_report
 from counterfoil.training.run_data import (
-    evaluation_split,
+    data_for_run,
     read_data,
     skipped_kinds,
     skipped_notice,
@@ -305,5 +305,5 @@ def choose_run_rule(run: Path, model: Model, cache: Path, progress: Progress) ->
     config = run_config(run)
     if config is None:
         raise ConfigError(f"{run}: a model without a run has no dev split; --choose needs a run")
-    pairs = evaluation_split(run, None, None, {}, cache, progress)
+    pairs = data_for_run(run, None, None, {}, cache, progress)
     return save_rule(run, model, pairs[config.evaluation.split], progress)

@@ -333,7 +333,7 @@ def _own_pixels(run: Path, config: RunConfig) -> FeaturesConfig | None:
     return FeaturesConfig(extractor=load_model(run, "cpu").fragments_from or "pixels")
 
 
-def evaluation_split(
+def data_for_run(
     run: Path,
     data: str | None,
     format: str | None,
@@ -358,6 +358,8 @@ def evaluation_split(
             raise ConfigError("--option and --format say how to read --data: name it, too")
         return read_data(config, cache, progress, _own_pixels(run, config), read_dev_split(run))
     if photos and has_only_photos(data, format):
+        if options:
+            raise ConfigError(f"--option: {data} is a folder of photos, which has no options")
         pairs = read_photos(Path(data))
     else:
         pairs = load_pairs(data, format, options=options, cache_dir=cache, progress=progress)

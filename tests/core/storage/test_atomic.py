@@ -21,6 +21,7 @@ from counterfoil.core.storage.atomic import (
     file_obstacle,
     home_folder,
     put_in_place,
+    remove_unfinished,
     replace_folder,
     staged_folder,
     write_atomically,
@@ -286,3 +287,12 @@ def test_what_a_living_process_writes_and_what_only_looks_like_it_is_not_swept(t
     with atomic_folder(target):
         pass
     assert {*others, target, tmp_path / ".data.new.12345678"} == set(tmp_path.iterdir())
+
+
+def test_what_killed_writers_left_is_removed_and_nothing_else(tmp_path) -> None:
+    for name in (".a.json.0123abcd", ".a.json.tmp", ".b.json.0123abcd", "a.json"):
+        (tmp_path / name).write_text("x")
+    (tmp_path / ".a.json.00000000").mkdir()
+    remove_unfinished(tmp_path / "a.json")
+    left = {path.name for path in tmp_path.iterdir()}
+    assert left == {".a.json.tmp", ".b.json.0123abcd", "a.json", ".a.json.00000000"}

@@ -403,3 +403,24 @@ def test_images_that_are_missing_are_not_all_that_a_small_set_has_for_training(t
     (tmp_path / names[0]).unlink()
     sizes = {name: len(split) for name, split in load_pairs(table).splits.items()}
     assert sizes == {"train": 2}
+
+
+def test_one_file_is_one_image_however_its_name_is_written(tmp_path):
+    write_images(tmp_path, ["p1.jpg", "p2.jpg"])
+    rows = ["P1.JPG,a dog,train", "p1.jpg,a cat,train", "p1,a cow,train", "p2.jpg,a pig,train"]
+    write_lines(tmp_path / "captions.csv", ["image,caption,split", *rows])
+    train = load_pairs(tmp_path)["train"]
+    assert list(train.ids) == ["P1", "p2"]
+    assert [list(captions) for captions in train.captions] == [
+        ["a dog", "a cat", "a cow"],
+        ["a pig"],
+    ]
+
+
+def test_files_whose_names_differ_in_case_are_different_images(tmp_path):
+    write_images(tmp_path, ["p1.jpg", "P1.jpg"])
+    if len(list(tmp_path.iterdir())) < 2:
+        pytest.skip("this file system ignores case")
+    rows = ["P1.jpg,a dog,train", "p1.jpg,a cat,train"]
+    write_lines(tmp_path / "captions.csv", ["image,caption,split", *rows])
+    assert list(load_pairs(tmp_path)["train"].ids) == ["P1", "p1"]

@@ -77,6 +77,14 @@ def write_atomically(path: Path, data: str | bytes) -> None:
         raise
 
 
+def remove_unfinished(path: Path) -> None:
+    """Delete what killed processes left of a file they were writing; the caller has its lock."""
+    names = re.compile(re.escape(f".{path.name}.") + "[0-9a-f]{8}")
+    for file in path.parent.iterdir():
+        if names.fullmatch(file.name) and file.is_file() and not file.is_symlink():
+            file.unlink(missing_ok=True)
+
+
 def file_obstacle(path: Path) -> str | None:
     """Why `write_atomically` could not write a file, and what to do; None if it probably can."""
     return _wrong_kind(path) or _parent_obstacle(path)

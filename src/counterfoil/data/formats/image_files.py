@@ -28,6 +28,9 @@ MAX_FILES = 500_000
 """Limit of files that are listed in the search for a name; the rest is not searched."""
 
 FOLDER = "images"
+IMAGE_FOLDERS = ("images", "Images", "photos", "img", "imgs")
+"""Folders beside a table of captions in which its images are looked for."""
+
 _MAX_NAME_LENGTH = 200
 
 
@@ -209,13 +212,25 @@ def image_folder(
 
 
 def short_names(names: Sequence[str]) -> list[str]:
-    """Names of images, each without its ending if that is unique.
+    """Names of images, each without its ending if no other then has the same.
 
     >>> short_names(["a/dog.jpg", "cat.jpg", "cat.png"])
     ['a/dog', 'cat.jpg', 'cat.png']
     """
-    stems = Counter(map(_stem, names))
-    return [_stem(name) if stems[_stem(name)] == 1 else name for name in names]
+    stems, whole = Counter(map(_stem, names)), set(names)
+    return [
+        stem if stems[stem] == 1 and (stem == name or stem not in whole) else name
+        for name, stem in zip(names, map(_stem, names), strict=True)
+    ]
+
+
+def spelling_key(name: str) -> str:
+    """The same for names that may mean one file: case, ending, slashes and Unicode form differ.
+
+    >>> spelling_key("A\\\\Dog.JPG") == spelling_key("a/dog")
+    True
+    """
+    return _folded(_stem(name.replace("\\", "/")).removeprefix("./"))
 
 
 def _stem(name: str) -> str:

@@ -33,10 +33,12 @@ from counterfoil.data.formats.base import (
 )
 from counterfoil.data.formats.feature_files import FEATURES, FeatureWriter, open_features
 from counterfoil.data.formats.image_files import (
+    IMAGE_FOLDERS,
     ImageFolder,
     ImageWriter,
     image_folder,
     short_names,
+    spelling_key,
 )
 from counterfoil.data.formats.text_files import (
     READERS,
@@ -45,12 +47,11 @@ from counterfoil.data.formats.text_files import (
     read_rows,
     split_extras,
 )
-from counterfoil.data.images import MissingImage
+from counterfoil.data.images import FileImage, MissingImage
 from counterfoil.data.pairs import ProblemLog, Split
 
 _NAMES = ("captions", "metadata")
 _NO_HEADER = (".jsonl", ".ndjson", ".parquet")  # rows name their columns themselves
-_IMAGE_FOLDERS = (".", "images", "Images", "photos", "img", "imgs")
 
 
 @sources.register("table")
@@ -105,7 +106,7 @@ class TableSource(Source):
         groups = _Groups(self.columns, log)
         for table, split in zip(tables, named, strict=True):
             groups.read(table, split)
-        folder = image_folder(self.images, root, _IMAGE_FOLDERS, log, deep=True)
+        folder = image_folder(self.images, root, (".", *IMAGE_FOLDERS), log, deep=True)
         draft.items = groups.items(folder)
         _add_features(draft, root, log)
         return draft
@@ -216,6 +217,7 @@ class _Groups:
 
     def items(self, folder: ImageFolder) -> list[Item]:
         self._join_images()
+        self._join_spellings(folder)
         images = [*{group.image: None for group in self.groups if group.image and not group.id}]
         names = dict(zip(images, short_names(images), strict=True))
         items = []
@@ -234,6 +236,24 @@ class _Groups:
             usable = {number for number, item in enumerate(items) if _is_usable(item)}
             set_splits(items, self.groups[0].file, self.log, usable)
         return items
+
+    def _join_spellings(self, folder: ImageFolder) -> None:
+        """Group rows that write the name of one file differently, such as P1.JPG and p1.jpg."""
+        alike: dict[tuple[str | None, str], list[_Group]] = {}
+        for group in self.groups:
+            if group.image and not group.id and not group.has_list:
+                alike.setdefault((group.split, spelling_key(group.image)), []).append(group)
+        joined: set[int] = set()
+        for groups in alike.values():
+            firsts: dict[Path, _Group] = {}
+            for group in groups if len(groups) > 1 else ():
+                image = folder.find([group.image or ""], "", ProblemLog())
+                if isinstance(image, FileImage):
+                    first = firsts.setdefault(image.path, group)
+                    if first is not group:
+                        first.add(group)
+                        joined.add(id(group))
+        self.groups = [group for group in self.groups if id(group) not in joined]
 
     def _join_images(self) -> None:
         """Group rows by image if ids number the captions: every row has its own, images repeat."""
