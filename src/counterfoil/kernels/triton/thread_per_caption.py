@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from counterfoil.kernels.spec import KernelSpec
+from counterfoil.kernels.triton.compilation import compile_together
 from counterfoil.kernels.triton.launch import BUFFER, Regions, placed, product, widens
 from counterfoil.kernels.triton.packing import InterleavedCaptions, interleave
 
@@ -161,16 +163,24 @@ def _launch(
             PROPAGATION=spec.propagation, NEGATIVE=spec.negative, UNIT=spec.unit_words, **common,
         )  # fmt: skip
         return
+    launches = [
+        (kernels.image_queries, (last - first, images), (
+            sims, query_gram, regions.norms[block], real, captions.lengths, captions.bases,
+            words.query_gram_at, zeros, out, first, images, sims.stride(0), out.stride(0),
+            spec.scale, spec.lse_scale,
+        ), {"N": size, **common})
+        for first, last, size in _runs([size for _, size in captions.spans])
+        if size
+    ]  # fmt: skip
+    compile_together(launches)
+    for kernel, grid, arguments, constants in launches:
+        kernel[grid](*arguments, **constants)
+
+
+def _runs(sizes: list[int]) -> Iterator[tuple[int, int, int]]:
+    """Where each run of equal sizes begins and ends, and the size."""
     first = 0
-    sizes = [size for _, size in captions.spans]
-    while first < len(sizes):
-        last = first
-        while last < len(sizes) and sizes[last] == sizes[first]:
-            last += 1
-        if sizes[first]:
-            kernels.image_queries[(last - first, images)](
-                sims, query_gram, regions.norms[block], real, captions.lengths, captions.bases,
-                words.query_gram_at, zeros, out, first, images, sims.stride(0), out.stride(0),
-                spec.scale, spec.lse_scale, N=sizes[first], **common,
-            )  # fmt: skip
+    for size, run in groupby(sizes):
+        last = first + len(list(run))
+        yield first, last, size
         first = last

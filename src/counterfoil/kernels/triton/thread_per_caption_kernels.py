@@ -20,7 +20,7 @@ import triton
 import triton.language as tl
 
 from counterfoil.kernels import attention
-from counterfoil.kernels.triton.loads import _read
+from counterfoil.kernels.triton.instructions import _read, quadratic_of_two
 from counterfoil.kernels.triton.tile_kernels import _divisor
 
 EPS = tl.constexpr(1e-8)
@@ -43,33 +43,6 @@ def _activate(x, ACTIVATION: tl.constexpr):
     if ACTIVATION == "relu":
         return tl.maximum(x, 0.0)
     return x
-
-
-@triton.jit
-def _quadratic_of_two(e, f, triangle, R: tl.constexpr, STEP: tl.constexpr):
-    """eᵀ G e and fᵀ G f from the lower triangle, row by row.
-
-    G is the same for all threads if STEP is 1, else each thread has its own.
-    """
-    of_e = e[0] * 0.0
-    of_f = f[0] * 0.0
-    for r in tl.static_range(R):
-        if STEP == 1:  # not in a function: several hundred calls would take seconds to compile
-            entry = tl.load(triangle + (r * (r + 1) // 2 + r)).to(tl.float32)
-        else:
-            entry = _read(triangle + (r * (r + 1) // 2 + r) * STEP)
-        part_e = e[r] * entry
-        part_f = f[r] * entry
-        for q in tl.static_range(r):
-            if STEP == 1:
-                entry = tl.load(triangle + (r * (r + 1) // 2 + q)).to(tl.float32)
-            else:
-                entry = _read(triangle + (r * (r + 1) // 2 + q) * STEP)
-            part_e = tl.fma(e[q], entry, part_e)
-            part_f = tl.fma(f[q], entry, part_f)
-        of_e = tl.fma(part_e, e[r], of_e)
-        of_f = tl.fma(part_f, f[r], of_f)
-    return of_e, of_f
 
 
 @triton.jit
@@ -314,7 +287,7 @@ def text_queries(
                 e = _either(k == 0, f, e, VALUES)
             # a loaded zero keeps the compiler from holding all of the Gram matrix in registers
             triangle = here + tl.load(zeros + j)
-            squared_e, squared_f = _quadratic_of_two(e, f, triangle, R, 1)
+            squared_e, squared_f = quadratic_of_two(e, f, triangle, VALUES, R, 1)
             after = tl.minimum(j + 1, size - 1)
             norm_e = nothing + 1.0
             norm_f = norm_e
@@ -433,7 +406,7 @@ def image_queries(
             at = block + tl.minimum(r + k, R - 1) * width
             f = _word_weights(at, inverse, length, count, METHOD, ACTIVATION, PROB, N, BC)
             e = _either(k == 0, f, e, N + 2)
-        squared_e, squared_f = _quadratic_of_two(e, f, own + tl.load(zeros + r), N, BC)
+        squared_e, squared_f = quadratic_of_two(e, f, own + tl.load(zeros + r), N + 2, N, BC)
         value_e = _ratio(e[N], squared_e, e[N + 1], tl.load(norms + image * R + r))
         value_f = _ratio(f[N], squared_f, f[N + 1], tl.load(norms + image * R + after))
         total, mass, top = _pooled(total, mass, top, value_e, there_e, lse_scale, HOW)
