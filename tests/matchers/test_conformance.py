@@ -369,6 +369,18 @@ def test_fragments_in_half_precision_are_compared_in_single_precision(name, dtyp
     assert_same(matcher(rounded[0], sides[1]), expected, tolerance=0.1)
 
 
+@every_matcher
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float16, 0.05), (torch.bfloat16, 0.2)])
+def test_a_matcher_in_half_precision_has_nearly_the_same_scores(name, dtype, tolerance) -> None:
+    if (name, dtype) == ("gsmn", torch.float16):
+        pytest.skip("its Gaussians of positions have no float16")
+    matcher, sides = make(name), batch()
+    expected = matcher(*sides)
+    scores = matcher.to(dtype)(*(replace(x, fragments=x.fragments.to(dtype)) for x in sides))
+    assert scores.dtype == (dtype if name == "uniter" else torch.float32)
+    assert_same(scores.float(), expected, tolerance)
+
+
 @pytest.mark.parametrize("name", [name for name in NAMES if [*make(name).parameters()]])
 def test_vectors_and_weights_must_have_the_same_dtype(name) -> None:
     images, texts = batch(dtype=torch.float64)

@@ -176,7 +176,7 @@ def test_an_objective_that_needs_more_than_scores_says_what(name) -> None:
     with pytest.raises(ArgumentError, match="cannot be computed from scores alone: it reads "):
         objective(torch.eye(3))
     both = create_objective({"hardest": 1.0, name: NEEDED.get(name, {})})
-    with pytest.raises(ArgumentError, match=re.escape(objective.requires)):
+    with pytest.raises(ArgumentError, match=re.escape(f"{objective.requires} ({name})")):
         both(torch.eye(3))
 
 

@@ -95,5 +95,6 @@ class UnknownNameError(ConfigError):
 
 def nearest(name: str, known: Iterable[str]) -> str:
     """A hint such as ``; did you mean 'epochs'?``, or an empty string."""
-    close = difflib.get_close_matches(str(name), list(known), n=1, cutoff=0.5)
-    return f"; did you mean '{close[0]}'?" if close else ""
+    by_lower = {each.lower(): each for each in known}
+    close = difflib.get_close_matches(str(name).lower(), list(by_lower), n=1, cutoff=0.5)
+    return f"; did you mean '{by_lower[close[0]]}'?" if close else ""

@@ -125,11 +125,16 @@ class Recalls(Report):
             cells = [
                 f"{side.recalls[k]:.1f}{_bracket(side.intervals.get(f'R@{k}'))}" for k in self.ks
             ]
-            ranks = (f"{side.median_rank:g}", f"{side.mean_rank:.1f}", f"{side.mrr:.3f}")
+            ranks = (_median(side.median_rank), f"{side.mean_rank:.1f}", f"{side.mrr:.3f}")
             table.append((name, *cells, *ranks))
         for name, side in (("chance, i → t", self.i2t), ("chance, t → i", self.t2i)):
             table.append((name, *(f"{side.chance[k]:.1f}" for k in self.ks), "", "", ""))
         return table
+
+
+def _median(rank: float) -> str:
+    """A median is a whole or half number; a mean of medians, over folds, is rounded."""
+    return f"{rank:g}" if (2 * rank).is_integer() else f"{rank:.1f}"
 
 
 class IdenticalCaptions(Report):

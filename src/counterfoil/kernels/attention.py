@@ -77,6 +77,7 @@ def masked_softmax(logits: Tensor, mask: Tensor | None, dim: int = -1) -> Tensor
 
 def l2_over(x: Tensor, dim: int, scale: float = 1.0, eps: float = EPS) -> Tensor:
     """scale · x / (‖x‖ + eps) along one axis; the gradient is finite for x = 0."""
+    eps = max(eps, torch.finfo(x.dtype).tiny)  # 1e-8 is 0 in half precision
     squared = x.square().sum(dim, keepdim=True)
     safe = torch.where(squared > 0, squared, torch.ones_like(squared)).sqrt()
     return x * (scale / (torch.where(squared > 0, safe, torch.zeros_like(squared)) + eps))

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from counterfoil.core.distributed import gather_counts
@@ -55,6 +55,12 @@ def single_precision(device: torch.device) -> Iterator[bool]:
 def single(x: Tensor) -> Tensor:
     """Half precision as single; other precisions are unchanged."""
     return x.float() if x.dtype in HALVES else x
+
+
+def single_linear(layer: nn.Linear, x: Tensor) -> Tensor:
+    """A linear layer in single precision, even if its weights are in half."""
+    bias = None if layer.bias is None else single(layer.bias)
+    return nn.functional.linear(single(x), single(layer.weight), bias)
 
 
 def single_fragments(encoded: Encoded) -> Encoded:

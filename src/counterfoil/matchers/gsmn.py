@@ -23,7 +23,7 @@ from counterfoil.matchers.base import matchers
 from counterfoil.matchers.fragment_matcher import (
     FragmentMatcher,
     fragments,
-    single,
+    single_linear,
     single_precision,
 )
 
@@ -85,7 +85,7 @@ class StructureMatching(nn.Module):
             convolved = convolved.tanh()
         hidden = self.hidden(convolved.flatten(-2)).tanh()
         with single_precision(hidden.device):
-            scores = self.score(single(hidden)).squeeze(-1)
+            scores = single_linear(self.score, hidden).squeeze(-1)
         return scores.masked_fill(~nodes, 0.0).sum(-1) / nodes.sum(-1).clamp(min=1)
 
 

@@ -24,7 +24,7 @@ from counterfoil.matchers.base import Matcher, matchers, pooled
 from counterfoil.matchers.fragment_matcher import (
     FragmentMatcher,
     fragments,
-    single,
+    single_linear,
     single_precision,
 )
 
@@ -145,7 +145,7 @@ class AlignmentMatcher(FragmentMatcher):
         mask = torch.cat([torch.ones_like(texts.mask[:, :1]), texts.mask], dim=1)  # [T, 1 + W]
         vectors = self.infer(nodes, mask)
         with single_precision(vectors.device):
-            return torch.sigmoid(self.score(single(vectors)).squeeze(-1))
+            return torch.sigmoid(single_linear(self.score, vectors).squeeze(-1))
 
     def _alignments(self, images: Encoded, texts: Encoded) -> Tensor:
         """s(x, y; W) = W|x − y|² / ‖W|x − y|²‖ of each word and of the whole pair."""

@@ -314,7 +314,9 @@ def _compare(model: Model, folder: Path) -> float:
     if not difference <= TOLERANCE * max(1.0, float(np.abs(expected).max())):
         raise ConfigError(
             f"the exported graphs score differently by {difference:.2g} (at most {TOLERANCE:g} is "
-            "accepted), so nothing was written; please report which model this is"
+            "accepted), so nothing was written; a matcher of your own must leave out the padded "
+            "words that Tile.query_mask marks (docs/tutorials/new-matcher.md); otherwise please "
+            "report which model this is"
         )
     return difference
 

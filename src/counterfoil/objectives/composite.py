@@ -41,7 +41,9 @@ class Composite(Objective):
         self.terms = nn.ModuleDict(terms)
         self.weights, self.epochs = dict(weights), dict(epochs)
         self.protection = protection
-        self.requires = "; ".join(filter(None, (term.requires for term in terms.values())))
+        self.requires = "; ".join(
+            f"{term.requires} ({name})" for name, term in terms.items() if term.requires
+        )
         self.needs_scores = any(term.needs_scores for term in terms.values())
         self.ensemble_size = max(term.ensemble_size for term in terms.values())
         self.held_out = max(term.held_out for term in terms.values())

@@ -48,8 +48,6 @@ def read_positives(
             raise ArgumentError("positives: expected at least one positive pair, all are False")
     elif positives is not None:
         matrix = _same_id(scores, positives, None)
-        if not bool(matrix.diagonal().all()):
-            raise ArgumentError("positives: an id is NaN, which equals no id, not even itself")
     elif image_ids is not None or text_ids is not None:
         matrix = _same_id(scores, image_ids, text_ids)
         if not bool(matrix.any()):
@@ -120,6 +118,12 @@ def _require_square(scores: Tensor, when: str) -> None:
         )
 
 
+def _has_nan(ids: Ids) -> bool:
+    if isinstance(ids, Tensor):
+        return ids.is_floating_point() and bool(ids.isnan().any())
+    return any(isinstance(each, (float, np.floating)) and each != each for each in ids)
+
+
 def _same_id(scores: Tensor, rows: Ids | None, columns: Ids | None) -> Tensor:
     if rows is None:
         raise ArgumentError("text_ids: pass image_ids, too: the ids of the rows")
@@ -135,6 +139,8 @@ def _same_id(scores: Tensor, rows: Ids | None, columns: Ids | None) -> Tensor:
         shape = list(ids.shape) if isinstance(ids, (Tensor, np.ndarray)) else [len(ids)]
         if shape != [count]:
             raise ArgumentError(f"ids: expected {count}, one per {name}, got shape {shape}")
+        if _has_nan(ids):
+            raise ArgumentError("ids: an id is NaN, which equals no id, not even itself")
     return _equal_ids(rows, columns, scores.device)
 
 
