@@ -93,6 +93,11 @@ class Alignment(InfoNCE):
     def _trains_layers(self, epoch: int) -> bool:
         return self.kept > 0 and epoch >= self.alone
 
+    def never_reached(self, epochs: int, steps_per_epoch: int) -> list[str]:
+        if not self.kept or self.alone < epochs:
+            return []
+        return [f"alone={self.alone}: no epoch trains the cross-encoder"]
+
     def _sample(
         self, similarity: Tensor, positives: Tensor, context: Context, services: BatchServices
     ) -> tuple[Hardest, Hardest]:

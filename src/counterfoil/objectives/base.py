@@ -190,6 +190,10 @@ class Objective(nn.Module):
     def before_step(self, trial: Lookahead) -> None:
         """Called before each update; ``trial`` can try the update and undo it."""
 
+    def never_reached(self, epochs: int, steps_per_epoch: int) -> list[str]:
+        """Warnings for options by which a run of this length ends within a warm-up."""
+        return []
+
     def loss_at_equal_scores(self, anchors: int, negatives: float, epoch: int = 0) -> float | None:
         """The loss of a collapsed model, for which all scores are equal; None if unknown.
 
