@@ -229,6 +229,15 @@ def test_a_run_is_resumed_with_its_own_settings_only(
         cf.train(model, pairs, objective, folder=run.folder, resume=True, **settings)
 
 
+def test_training_refuses_settings_without_effect_and_writes_nothing(pairs, tmp_path) -> None:
+    model = cf.create("scan-t2i", pairs, embed_size=32)
+    with pytest.raises(ConfigError, match=r"momentum=0\.5 has no effect with .*name=adamw"):
+        cf.train(model, pairs, folder=tmp_path / "run", optimizer={"momentum": 0.5})
+    with pytest.raises(ConfigError, match=r"drop_regions_varying=true has no effect"):
+        cf.train(model, pairs, folder=tmp_path / "run", data={"drop_regions_varying": True})
+    assert not (tmp_path / "run").exists()
+
+
 @pytest.mark.slow
 def test_an_interrupted_run_is_resumed_to_the_same_end(pairs, tmp_path) -> None:
     from counterfoil.core.progress import Silent

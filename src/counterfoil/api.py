@@ -20,6 +20,7 @@ from counterfoil.core.registry import short_repr
 from counterfoil.core.storage.atomic import default_cache
 from counterfoil.core.storage.remote import is_url
 from counterfoil.core.tensors.device import choose_device
+from counterfoil.core.unread_options import refuse_unread
 from counterfoil.data.load import is_named
 from counterfoil.data.load import load_pairs as _load_pairs
 from counterfoil.data.pairs import DEV_NAMES, Pairs, Split
@@ -260,6 +261,8 @@ def train(
     tree: dict[str, Any] = {"model": described.model_dump(), "data": origin, "train": settings}
     tree["objective"] = objective
     config = resolve_paths(build_config(merge(tree, sections), "train"))
+    if not resume:
+        refuse_unread(config)
     folder = Path(folder)
     with locked_run(folder):
         if resume:

@@ -109,6 +109,27 @@ def test_objectives_and_matchers_are_shown_with_their_options_in_a_line() -> Non
         assert len(text) <= MOST_COLUMNS, text
 
 
+def test_every_option_of_an_objective_is_shown_also_if_a_layer_stores_it() -> None:
+    needed = {"aoq": {"first": "runs/a"}, "ndgl": {"guide": "guides/a"}}
+    for name in objectives:
+        text = repr(objectives[name](**needed.get(name, {})))
+        for key in objectives.options(name):
+            assert f"{key}=" in text, text
+    shown = repr(objectives["infonce"](temperature=0.2))
+    assert shown == "InfoNCE(temperature=0.2, learned=True, margin=0.0, form='clip')"
+    assert "temperature=0.3, learned=False" in repr(
+        objectives["negclip"](temperature=0.3, learned=False)
+    )
+
+
+def test_a_subclass_without_a_name_shows_the_options_that_it_passes_on() -> None:
+    class Sharp(objectives["infonce"]):
+        def __init__(self, *, sharpest: float = 2.0, learned: bool = False) -> None:
+            super().__init__(temperature=1 / sharpest, learned=learned)
+
+    assert repr(Sharp()) == "Sharp(learned=False)"
+
+
 def test_a_model_and_a_report_are_one_line() -> None:
     model = from_pretrained(resolve("scenes-naaf"))
     assert repr(model).startswith("Model('naaf', 255,104 weights, embed_size=128, 194 words")

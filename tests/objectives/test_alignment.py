@@ -8,8 +8,10 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from counterfoil.core.config import build_config
 from counterfoil.core.errors import ConfigError, TrainingError
 from counterfoil.encoders.encoded import Encoded
+from counterfoil.models import create_model
 from counterfoil.objectives import Context
 from counterfoil.objectives.alignment import (
     Alignment,
@@ -145,3 +147,12 @@ def test_outside_a_run_and_with_fewer_than_no_negatives_both_say_what_is_wrong()
             objective.compute(square, square.bool(), Context())
     with pytest.raises(ConfigError, match="kept"):
         Alignment(kept=-1)
+
+
+def test_a_model_of_whole_vectors_is_refused_with_the_models_that_fit(split) -> None:  # noqa: F811
+    config = build_config({"model": {"name": "vse-fc", "embed_size": 8}, "data": {"min_count": 1}})
+    model = create_model(config.model, split, config.data)
+    with pytest.raises(
+        ConfigError, match=r"objective\.alignment compares words with .*uniter-small"
+    ):
+        step(Alignment(), model, batch_of(split, model, CAPTIONS))

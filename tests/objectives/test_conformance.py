@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+import numpy as np
 import pytest
 import torch
 
@@ -165,6 +166,17 @@ def test_infinite_scores_are_refused(name, value) -> None:
     scores[1, 0] = scores[0, 1] = value
     with pytest.raises(ArgumentError, match="2 of 16 are infinite; exclude pairs by protected="):
         objectives[name]()(scores)
+
+
+@pytest.mark.parametrize("value", ["1", 1.0, -1, True, None, torch.tensor(1.0)], ids=repr)
+@pytest.mark.parametrize("key", ["epoch", "step"])
+@pytest.mark.parametrize("name", NAMES)
+def test_an_epoch_or_a_step_that_is_no_count_is_refused(name, key, value) -> None:
+    objective, scores = objectives[name](), torch.eye(3)
+    for call in (objective, objective.report, create_objective(name)):
+        with pytest.raises(ArgumentError, match=f"^{key}: expected a whole number of at least 0, "):
+            call(scores, **{key: value})
+    assert objective(scores, **{key: np.int64(1)}) == objective(scores, **{key: 1})
 
 
 NEEDED = {"ndgl": {"guide": "guides/ab"}, "aoq": {"first": "runs/a"}}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 import counterfoil as cf
@@ -49,6 +51,19 @@ def test_a_margin_may_be_zero_but_not_negative(name) -> None:
         return
     with pytest.raises(ConfigError, match=f"objective.{name}.margin: at least 0, got -1"):
         build(name, "margin", -1)
+
+
+@pytest.mark.parametrize("value", [math.inf, -math.inf])
+@pytest.mark.parametrize("name", list(objectives))
+def test_no_option_is_infinite_unless_that_has_a_meaning(name, value) -> None:
+    for option, default in objectives.options(name).items():
+        if type(default) is not float or (name, option) == ("selhn", "epsilon"):
+            continue
+        with pytest.raises(
+            ConfigError, match=rf"\({option}=…\): expected a finite number"
+        ) as raised:
+            objectives[name](**BASES.get(name, {}), **{option: value})
+        assert isinstance(raised.value, ValueError)
 
 
 @pytest.mark.parametrize(("name", "option"), [(a, b) for a, many in WEIGHTS.items() for b in many])

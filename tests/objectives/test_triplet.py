@@ -11,7 +11,7 @@ from counterfoil.core.errors import ConfigError
 from counterfoil.encoders import Encoded, l2_normalize
 from counterfoil.matchers import matchers
 from counterfoil.objectives import Composite, Context, Objective, create_objective, objectives
-from counterfoil.objectives.triplet import HingeObjective
+from counterfoil.objectives.triplet import HardestNegative, HingeObjective, Triplet
 from tests.conftest import assert_close, assert_gradient_close, load_fixture
 
 
@@ -234,3 +234,20 @@ def test_only_active_terms_hear_of_an_epoch() -> None:
 def test_numbers_that_make_no_sense_are_refused(bad) -> None:
     with pytest.raises(ConfigError):
         create_objective(bad)
+
+
+def test_in_square_scores_other_positives_than_a_full_diagonal_are_only_not_negatives() -> None:
+    scores = torch.tensor([[0.6, 0.5, 0.1], [0.3, 0.7, 0.2], [0.0, 0.1, 0.4]])
+    repeated = [[True, True, False], [True, True, False], [False, False, True]]
+    protected = (torch.tensor(repeated) & ~torch.eye(3).bool()).tolist()
+    for objective in (Triplet(margin=0.5), HardestNegative(margin=0.5)):
+        assert objective(scores, ["a", "a", "b"]) == objective(scores, repeated)
+        assert objective(scores, repeated) == objective(scores, protected=protected)
+
+    rolled = torch.tensor(repeated).roll(1, 0)  # not the whole diagonal: all five are pairs
+    expected = 0.0
+    for i, j in rolled.nonzero().tolist():
+        others = [(i, k) for k in range(3) if not rolled[i, k]]
+        others += [(k, j) for k in range(3) if not rolled[k, j]]
+        expected += sum(max(0.0, 0.5 + float(scores[o] - scores[i, j])) for o in others)
+    assert float(Triplet(margin=0.5)(scores, rolled)) == pytest.approx(expected)

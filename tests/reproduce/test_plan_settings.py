@@ -9,7 +9,7 @@ import pytest
 from counterfoil.core.config import RunConfig, load_config
 from counterfoil.core.errors import ConfigError
 from counterfoil.reproduce.catalogue import load_artifact
-from counterfoil.reproduce.plan import Settings, make_plan
+from counterfoil.reproduce.plan import Settings, made_equal, make_plan
 from tests.conftest import thinned
 from tests.reproduce.conftest import TINY, planned, tiny
 
@@ -102,3 +102,20 @@ def test_an_override_does_not_reach_a_key_that_a_run_ignores(tmp_path) -> None:
     epochs = {name: run.config.train.epochs for name, [run] in plan.runs.items()}
     assert epochs == {"all": 7, "hard": 7, "deaf": 2}
     assert plan.runs["deaf"][0].config.seed == 5
+
+
+def test_runs_that_an_override_makes_equal_are_grouped(tmp_path) -> None:
+    runs = TINY["runs"] | {"again": {"like": "hard"}}  # equal without any override
+    rows = [{"label": [name], "run": name} for name in runs]
+    artifact = tiny(runs=runs, rows=rows)
+    assert made_equal(planned(artifact, tmp_path)) == []
+    assert made_equal(planned(artifact, tmp_path, overrides=("train.epochs=7",))) == []
+    equal = planned(artifact, tmp_path, overrides=("objective=selhn",))
+    assert made_equal(equal) == [["all", "hard", "again"]]
+
+
+def test_a_sweep_refuses_an_override_of_the_key_that_it_varies(tmp_path) -> None:
+    sweep = load_artifact("selhn.figure6")
+    settings = Settings(seeds=1, overrides=("train.epochs=1", f"{sweep.key}=0.1"))
+    with pytest.raises(ConfigError, match=r"selhn\.figure6 compares values of .*epsilon, so it"):
+        make_plan(sweep, settings, tmp_path)

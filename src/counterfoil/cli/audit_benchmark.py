@@ -186,8 +186,11 @@ def benchmark(
 
 def _config(recipe: str, overrides: list[str], device: str) -> RunConfig:
     from counterfoil.core.config import load_config
+    from counterfoil.core.unread_options import refuse_unread
 
-    return load_config(recipe, [f"train.device={device}", *overrides])
+    config = load_config(recipe, [f"train.device={device}", *overrides])
+    refuse_unread(config)
+    return config
 
 
 def _read_split(

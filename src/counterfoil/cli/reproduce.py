@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 import typer
 
 import counterfoil.cli.options as opt
-from counterfoil.cli.output import print_json, print_list, print_table, progress
+from counterfoil.cli.output import print_json, print_line, print_list, print_table, progress
 from counterfoil.core.errors import ConfigError, DataError, nearest
 
 if TYPE_CHECKING:
@@ -134,6 +134,7 @@ def reproduce(
 
     request = _Request(data, published, scale, seeds, tuple(overrides or []), tuple(tuned or []))
     plan, order = _plan(name, request, rows or [], out)
+    _warn_of_equal_rows(plan)
     if store is not None:
         plan = _with_tried(plan, store)
     stored = ResultCache(store, plan, order) if store is not None else None
@@ -206,6 +207,21 @@ def _plan(name: str, request: _Request, rows: list[str], out: Path) -> tuple[Pla
         runs_at_edges(*sweeps),
     )
     return make_plan(only_rows(artifact, rows), settings, out), labels(artifact)
+
+
+def _warn_of_equal_rows(plan: Plan) -> None:
+    """Say which rows show the same run because of an override."""
+    from counterfoil.reproduce.plan import made_equal
+
+    groups = made_equal(plan) if plan.settings.overrides else []
+    if groups:
+        listed = "; ".join(" = ".join(names) for names in groups)
+        overrides = " ".join(plan.settings.overrides)
+        print_line(
+            f"warning: {overrides}: these runs no longer differ, and their rows show the same "
+            f"numbers: {listed}",
+            stderr=True,
+        )
 
 
 def _with_tried(plan: Plan, store: Path) -> Plan:

@@ -17,6 +17,7 @@ from counterfoil.cli.signals import StopSignals
 from counterfoil.core.config import RunConfig, check_names, load_config
 from counterfoil.core.errors import CheckpointError, ConfigError, DataError
 from counterfoil.core.recipes import SUFFIXES, find_recipe, recipe_name
+from counterfoil.core.unread_options import refuse_unread
 
 if TYPE_CHECKING:
     from counterfoil.training.run import FinishedRun
@@ -112,7 +113,7 @@ def train(
             on_trained=signals.stop_listening,
         )
         if first:
-            _summarize(finished, as_json)
+            _summarize(finished, config.evaluation.split, as_json)
     if finished.result.interrupted:
         raise typer.Exit(signals.exit_code)
 
@@ -137,6 +138,8 @@ def _plan(
         raise CheckpointError(f"{folder}: not a run (it has no config.yaml); nothing to resume")
     config = load_config(saved if resume and recipe is None else recipe, overrides)
     check_names(config)
+    if not resume:  # a run of an older version may have been started with such options
+        refuse_unread(config)
     if not show:
         _check_inputs(config, resume)
     from counterfoil.training.run_folder import resolve_paths, resumed_config
@@ -234,7 +237,8 @@ def _latest_unfinished() -> Path:
     return max(runs, key=lambda run: (run / "config.yaml").stat().st_mtime)
 
 
-def _summarize(finished: FinishedRun, as_json: bool) -> None:
+def _summarize(finished: FinishedRun, split: str, as_json: bool) -> None:
+    """Print the results; ``split`` selected the best checkpoint."""
     from counterfoil.training.run_data import skipped_kinds
 
     result, report = finished.result, finished.report
@@ -250,6 +254,7 @@ def _summarize(finished: FinishedRun, as_json: bool) -> None:
             {
                 "run": str(result.folder),
                 "best_dev_rsum": result.best_rsum,
+                "selected_on": split,
                 "best_epoch": result.best_epoch,
                 "steps": result.steps,
                 "seconds": round(result.seconds, 1),
@@ -266,8 +271,8 @@ def _summarize(finished: FinishedRun, as_json: bool) -> None:
     for title, rows in report.tables():
         print_table(rows, title=title)
     print_line(
-        f"{result.steps} updates in {result.seconds:.0f} s; best dev RSUM {result.best_rsum:.1f} "
-        f"at epoch {result.best_epoch}; {result.skipped} images skipped in training, "
+        f"{result.steps} updates in {result.seconds:.0f} s; best RSUM {result.best_rsum:.1f} on "
+        f"{split}, at epoch {result.best_epoch}; {result.skipped} images skipped in training, "
         f"{sum(skipped_kinds(finished.pairs).values())} items left out of the data"
     )
     print_line(f"report: {finished.page}")

@@ -17,6 +17,7 @@ from counterfoil.core.errors import CheckpointError, ConfigError, nearest
 from counterfoil.core.recipes import find_recipe, parse_yaml, suggest_recipes
 from counterfoil.core.registry import declared, short_repr
 from counterfoil.core.storage.reading import RECIPE_BYTES, read_text
+from counterfoil.core.unread_options import without_replaced
 
 MAX_SEED = 2**32 - 1
 """Largest seed that every random generator accepts."""
@@ -252,7 +253,7 @@ def load_config(path: str | Path | None, overrides: Sequence[str] = ()) -> RunCo
     >>> load_config("scenes/naaf", ["train.epochs=5"]).model.name
     'naaf'
     """
-    tree = read_recipe(Path(path)) if path is not None else {}
+    tree = without_replaced(read_recipe(Path(path)) if path is not None else {}, overrides)
     for override in overrides:
         tree = apply_override(tree, override)
     return build_config(tree, str(path) if path is not None else "overrides")
@@ -415,12 +416,10 @@ def _check_part(part: str, given: Mapping[str, Any]) -> None:
     """Refuse options that the named part, or without a name any part, does not have."""
     entries = declared(*PARTS[part])
     name = given.get("name")
-    if not entries or (name is not None and name not in entries):
+    if not entries or (name is not None and entries.get(name) is None):
         return
     listed = [entries[name]] if name is not None else list(entries.values())
     known = sorted({option for options in listed for option in options or ()})
-    if name is not None and entries[name] is None:
-        return
     owner = f"'{name}' has" if name is not None else "there is"
     for key in given:
         if key not in ("name", *known):

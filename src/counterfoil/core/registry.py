@@ -12,6 +12,7 @@ import fnmatch
 import functools
 import inspect
 import json
+import math
 import numbers
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -40,6 +41,9 @@ T = TypeVar("T", bound=Callable[..., Any])
 
 MAX_NUMBER = 2**32
 """Largest absolute value of an option; only seeds come near it."""
+
+OPTIONS = "_options_when_built"
+"""Attribute of a part with the options that it was built with, for its `repr`."""
 
 MAX_LAYERS = 1000
 """Layers of a network; a million would take minutes to build before memory runs out."""
@@ -150,11 +154,11 @@ class Registry(Generic[T]):
 def _check_when_built(entry: Any) -> None:
     """Let a class refuse options that are not the number or the choice that it expects."""
     build = entry.__init__
-    options = [
-        key
+    options = {
+        key: parameter.default
         for key, parameter in inspect.signature(build).parameters.items()
         if parameter.kind is inspect.Parameter.KEYWORD_ONLY
-    ]
+    }
     if not options:
         return
 
@@ -176,9 +180,15 @@ def _check_when_built(entry: Any) -> None:
 
     @functools.wraps(build)
     def checked(self: Any, *args: Any, **given: Any) -> None:
+        # the options of a subclass were recorded first, and stay
+        getattr(self, "__dict__", {}).setdefault(OPTIONS, options | given)
         numeric = {key: one for key, one in kinds().items() if _choices(one) is None}
+        infinite = getattr(self, "may_be_infinite", ())
         for key in numeric.keys() & given.keys():
-            _require_number(f"{type(self).__name__}({key}=…)", given[key], numeric[key])
+            where = f"{type(self).__name__}({key}=…)"
+            _require_number(where, given[key], numeric[key])
+            if given[key] is not None and math.isinf(given[key]) and key not in infinite:
+                raise ArgumentError(f"{where}: expected a finite number, got {given[key]}")
         build(self, *args, **given)  # first: a class may refuse a choice with advice of its own
         for key in kinds().keys() & given.keys():
             choices = _choices(kinds()[key])
@@ -209,15 +219,21 @@ def _require_number(where: str, value: Any, types: set[Any]) -> None:
 
 
 def options_repr(part: Any, *notes: str) -> str:
-    """``Name(option=value, …, note)`` of a registered part, with the options that it stores."""
-    parameters = inspect.signature(type(part)).parameters.values()
-    values = [
-        f"{one.name}={short_repr(getattr(part, one.name))}"
-        for one in parameters
-        if one.kind is inspect.Parameter.KEYWORD_ONLY
-        and isinstance(getattr(part, one.name, part), bool | int | float | str | None)
-    ]
-    return f"{type(part).__name__}({', '.join([*values, *notes])})"
+    """``Name(option=value, …, note)`` of a registered part: the options that it was built with.
+
+    A number, choice or name that the part stores under the name of an option is shown as stored.
+    """
+    built_with = vars(part).get(OPTIONS, {})
+    values = {}
+    for one in inspect.signature(type(part)).parameters.values():
+        if one.kind is inspect.Parameter.KEYWORD_ONLY:
+            value = getattr(part, one.name, part)
+            if not isinstance(value, bool | int | float | str | None):
+                value = built_with.get(one.name, part)
+            if value is not part:  # neither stored nor known
+                values[one.name] = short_repr(value)
+    listed = [f"{name}={value}" for name, value in values.items()]
+    return f"{type(part).__name__}({', '.join([*listed, *notes])})"
 
 
 # Cached: a plan of a hundred runs checks the same few entries thousands of times.

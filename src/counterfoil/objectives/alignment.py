@@ -69,6 +69,7 @@ class Alignment(InfoNCE):
         services = context.services
         if services is None:
             raise TrainingError("objective.alignment works on the batches of a training run only")
+        _require_fragments(services.images, services.texts)
         with services.autocast():
             texts = services.texts.keep("fragments").gather()
             own_rows = at_least_float32(mean_max_cosine(services.images, texts))
@@ -91,6 +92,11 @@ class Alignment(InfoNCE):
 
     def _trains_layers(self, epoch: int) -> bool:
         return self.kept > 0 and epoch >= self.alone
+
+    def never_reached(self, epochs: int, steps_per_epoch: int) -> list[str]:
+        if not self.kept or self.alone < epochs:
+            return []
+        return [f"alone={self.alone}: no epoch trains the cross-encoder"]
 
     def _sample(
         self, similarity: Tensor, positives: Tensor, context: Context, services: BatchServices
@@ -121,6 +127,16 @@ class Alignment(InfoNCE):
         if alignment is None or not self._trains_layers(epoch):
             return alignment
         return alignment + self.match * float(torch.tensor(1.0 + min(self.kept, negatives)).log())
+
+
+def _require_fragments(*sides: Encoded) -> None:
+    """Refuse a model that compares whole images with whole captions."""
+    if any(side.fragments is None for side in sides):
+        raise ConfigError(
+            "objective.alignment compares words with regions, but this model has one vector per "
+            "image and caption: set model.name to a cross-encoder (uniter-small, uniter-base or "
+            "uniter-large), or choose another objective, such as infonce"
+        )
 
 
 def mean_max_cosine(images: Encoded, texts: Encoded) -> Tensor:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import numbers
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from counterfoil.core.errors import ArgumentError, ConfigError
-from counterfoil.core.registry import Registry, options_repr
+from counterfoil.core.registry import Registry, options_repr, short_repr
 from counterfoil.data.batches.collate import BatchExtras
 from counterfoil.data.batches.dataset import ExtraNegativeSource
 from counterfoil.encoders.encoded import Needs
@@ -74,7 +75,8 @@ class Objective(nn.Module):
     the encoded batch that it reads in addition to the matcher's. ``ensemble_size`` is the number of
     models it trains jointly, ``held_out`` the share of training images it sets aside.
     ``needs_scores=False``: it scores selected pairs itself, for models too expensive to score every
-    pair of a batch with gradients; `compute` then gets a matrix of NaN.
+    pair of a batch with gradients; `compute` then gets a matrix of NaN. ``may_be_infinite`` names
+    options for which infinity has a meaning.
     """
 
     requires: str = ""
@@ -82,6 +84,7 @@ class Objective(nn.Module):
     needs: Needs | None = None
     ensemble_size: int = 1
     held_out: float = 0.0
+    may_be_infinite: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         """The options, without the layers that it may have."""
@@ -125,6 +128,11 @@ class Objective(nn.Module):
         ids of the rows, ``text_ids`` the image of each column (default: that of its row). Without
         them, pairs are on the diagonal. ``protected`` pairs are not negatives. ``epoch`` and
         ``step`` count from 0, for objectives that warm up or sample.
+
+        If the whole diagonal of square scores is positive, as in a batch of pairs, only the
+        diagonal counts as pairs. Other positives, such as a second caption of an image, are not
+        negatives, and have no cost of their own (except in `SEL` and `SigLIP`). Otherwise every
+        positive is a pair.
         """
         context = Context(epoch, step, logging=False)
         return self._report(scores, positives, image_ids, text_ids, protected, context).loss
@@ -162,6 +170,8 @@ class Objective(nn.Module):
         scores = at_least_float32(scores)
         context = replace(
             context,
+            epoch=_read_count("epoch", context.epoch),
+            step=_read_count("step", context.step),
             protected=None if protected is None else read_mask(protected, scores, "protected"),
             on_diagonal=bool(matrix.diagonal().all()),
         )
@@ -180,6 +190,10 @@ class Objective(nn.Module):
     def before_step(self, trial: Lookahead) -> None:
         """Called before each update; ``trial`` can try the update and undo it."""
 
+    def never_reached(self, epochs: int, steps_per_epoch: int) -> list[str]:
+        """Warnings for options by which a run of this length ends within a warm-up."""
+        return []
+
     def loss_at_equal_scores(self, anchors: int, negatives: float, epoch: int = 0) -> float | None:
         """The loss of a collapsed model, for which all scores are equal; None if unknown.
 
@@ -194,6 +208,15 @@ class Objective(nn.Module):
     def negative_selection(self, epoch: int) -> NegativeSelection:
         """The negatives that count at equal scores; they decide if a collapsed model recovers."""
         return "all"
+
+
+def _read_count(name: str, value: Any) -> int:
+    """An epoch or a step as a plain integer; raise unless it is a whole number from 0 on."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < 0:
+        raise ArgumentError(
+            f"{name}: expected a whole number of at least 0, got {short_repr(value)}"
+        )
+    return int(value)
 
 
 def at_least_float32(scores: Tensor) -> Tensor:

@@ -132,6 +132,19 @@ class Composite(Objective):
         """Epochs of a run in which no term is active."""
         return [epoch for epoch in range(epochs) if not any(True for _ in self.active(epoch))]
 
+    def never_reached(self, epochs: int, steps_per_epoch: int) -> list[str]:
+        """The warnings of all terms, each with its key, and terms that begin after the run."""
+        warnings = []
+        for name, term in self.each():
+            first, last = self.epochs[name]
+            end = epochs if last is None else min(last, epochs)
+            if first >= epochs:
+                reasons = [f"epochs=[{first}, {'null' if last is None else last}]: never active"]
+            else:
+                reasons = term.never_reached(end, steps_per_epoch)
+            warnings += [f"objective.{name}.{reason}" for reason in reasons]
+        return warnings
+
     def loss_at_equal_scores(self, anchors: int, negatives: float, epoch: int = 0) -> float | None:
         if not any(True for _ in self.active(epoch)):
             return None

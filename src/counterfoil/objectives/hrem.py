@@ -261,6 +261,12 @@ class HREM(Objective):
     def hinge_margin(self, epoch: int) -> float | None:
         return self.own.hinge_margin(epoch)
 
+    def never_reached(self, epochs: int, steps_per_epoch: int) -> list[str]:
+        steps = epochs * steps_per_epoch
+        if not self.warmup or self.warmup < steps:
+            return []
+        return [f"warmup={self.warmup}: the graph is never used in {steps:,} updates"]
+
     def prepare(self, training: RunSetup) -> None:
         self.graph = self.build(training.embed_size)
 

@@ -99,6 +99,11 @@ class NCR(Objective):
             probability = clean_probability(values[known].cpu().numpy())
             self.clean[member, known] = torch.from_numpy(probability).to(self.clean)
 
+    def never_reached(self, epochs: int, steps_per_epoch: int) -> list[str]:
+        if self.warmup_epochs < epochs:
+            return []
+        return [f"warmup_epochs={self.warmup_epochs}: no epoch divides clean from noisy pairs"]
+
     def hinge_margin(self, epoch: int) -> float | None:
         return self.margin
 

@@ -28,6 +28,7 @@ class SelHN(HingeObjective):
     """
 
     averages_negatives = True
+    may_be_infinite = ("epsilon",)
 
     def __init__(
         self, *, margin: float = 0.2, epsilon: float = 0.01, reduction: Reduction = "mean"

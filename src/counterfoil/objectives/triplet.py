@@ -126,6 +126,11 @@ class HardestNegative(HingeObjective):
             return _uninformed_triplet(self, anchors, negatives)
         return super().loss_at_equal_scores(anchors, negatives, epoch)
 
+    def never_reached(self, epochs: int, steps_per_epoch: int) -> list[str]:
+        if not self.warmup_epochs or self.warmup_epochs < epochs:
+            return []
+        return [f"warmup_epochs={self.warmup_epochs}: no epoch selects the hardest negatives"]
+
     def negative_selection(self, epoch: int) -> NegativeSelection:
         return "all" if epoch < self.warmup_epochs else "hardest"
 

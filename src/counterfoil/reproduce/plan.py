@@ -6,7 +6,7 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, Union
 
@@ -250,6 +250,7 @@ def make_plan(artifact: AnyArtifact, settings: Settings, out: Path) -> Plan:
     maker = _Maker(artifact, settings, plan.out)
     seeds = range(settings.seeds)
     if isinstance(artifact, Sweep):
+        _refuse_swept(artifact, settings.overrides)
         for point in artifact.points:
             values = {**artifact.change, artifact.key: point.value}
             changes = [f"{key}={json.dumps(value)}" for key, value in values.items()]
@@ -260,6 +261,29 @@ def make_plan(artifact: AnyArtifact, settings: Settings, out: Path) -> Plan:
         for name in artifact.used:
             plan.runs[name] = [maker.make(name, seed) for seed in seeds]
     return plan
+
+
+def _refuse_swept(sweep: Sweep, overrides: Sequence[str]) -> None:
+    """Raise if an override would give all values of a sweep's key the same one."""
+    for override in overrides:
+        if override.partition("=")[0].strip() == sweep.key:
+            raise ConfigError(
+                f"'{override}': {sweep.name} compares values of {sweep.key}, so it cannot be "
+                "overridden; remove it"
+            )
+
+
+def made_equal(plan: Plan) -> list[list[str]]:
+    """Groups of runs that differ in the artifact, and that the overrides make the same run."""
+    plain = make_plan(plan.artifact, replace(plan.settings, overrides=()), plan.out)
+    groups: dict[str, list[str]] = {}
+    for name, runs in plan.runs.items():
+        groups.setdefault(runs[0].digest, []).append(name)
+    return [
+        names
+        for names in groups.values()
+        if len({plain.runs[name][0].digest for name in names}) > 1
+    ]
 
 
 def find_data_set(artifact: Artifact, data: str, published: str | None) -> str | None:

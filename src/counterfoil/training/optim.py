@@ -1,4 +1,4 @@
-"""Optimizers with parameter groups, learning-rate schedules, and the update step."""
+"""Optimizers with parameter groups, learning-rate schedules, warm-ups, and the update step."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from counterfoil.core.config import OptimizerConfig, ScheduleConfig, TrainConfig
 from counterfoil.core.errors import ConfigError, DivergedError
 from counterfoil.encoders.bert import pretrained_ids
 from counterfoil.encoders.dual import Tower
+from counterfoil.objectives import Objective
 
 NORMS = (
     nn.LayerNorm,
@@ -128,6 +129,23 @@ def rate_factor(
     return factor
 
 
+def warmup_warnings(config: TrainConfig, objective: Objective, per_epoch: int) -> list[str]:
+    """Warm-ups of the learning rate and of the objective that last as long as the run."""
+    steps, warmup = per_epoch * config.epochs, config.schedule.warmup_steps
+    warnings = objective.never_reached(config.epochs, per_epoch)
+    if warmup and warmup >= steps:
+        warnings.append(
+            f"train.schedule.warmup_steps={warmup}: the learning rate rises to the end, to "
+            f"{steps / warmup:.0%} of train.optimizer.lr"
+        )
+    length = f"this run has {_count(config.epochs, 'epoch')} of {_count(per_epoch, 'update')}"
+    return [f"{warning} ({length})" for warning in warnings]
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
 def as_numbers(*tensors: Tensor) -> list[float]:
     """Values of single-number tensors, with one host sync for all."""
     numbers: list[float] = torch.stack([tensor.detach() for tensor in tensors]).tolist()
@@ -142,7 +160,7 @@ class OptimizerStep:
     ) -> None:
         self.module, self.clip = module, config.optimizer.clip
         self.optimizer = create_optimizer(module, config.optimizer)
-        per_epoch = -(-batches // config.accumulate)
+        self.per_epoch = per_epoch = -(-batches // config.accumulate)
         self.schedule = create_schedule(self.optimizer, config.schedule, per_epoch, config.epochs)
         self.scaler = torch.amp.GradScaler(device.type, enabled=config.precision == "fp16")
 

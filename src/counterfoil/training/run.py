@@ -211,7 +211,7 @@ def _conclude(
     )
     gallery = example_searches(scored, seed=config.seed)
     notes = [
-        f"Best dev RSUM {result.best_rsum:.1f} at epoch {result.best_epoch}; "
+        f"Best RSUM {result.best_rsum:.1f} on {settings.split}, at epoch {result.best_epoch}; "
         f"{result.steps} updates in {result.seconds:.0f} s."
     ]
     if result.skipped or scored.skipped:
@@ -286,15 +286,15 @@ def save_rule(folder: Path, model: Model, dev: Split, progress: Progress) -> Cor
     except DataError as error:  # such as captions without a word that a rule can replace
         rule, reason = CorrectionRule(usable=False), f": {error}"
     write_atomically(folder / RULE, json.dumps(asdict(rule), indent=2))
-    progress.say(f"corrections: {_summary(rule)}{reason}")
+    progress.say(f"corrections: {_summary(rule, dev.name)}{reason}")
     return rule
 
 
-def _summary(rule: CorrectionRule) -> str:
+def _summary(rule: CorrectionRule, split: str) -> str:
     if not rule.usable:
         return f"none will be suggested; {rule.obstacle()}"
     return (
-        f"{rule.precision:.0%} of {rule.made} changes were right on dev (threshold "
+        f"{rule.precision:.0%} of {rule.made} changes were right on {split} (threshold "
         f"{rule.threshold:g}, margin {rule.margin:.4g}); measure them on test: "
         "counterfoil correct RUN --measure"
     )

@@ -30,7 +30,7 @@ from counterfoil.training.collapse import CollapseWatch
 from counterfoil.training.diagnostics import projection_gradient
 from counterfoil.training.logs import RunLogs, finite
 from counterfoil.training.lookahead import create_trials
-from counterfoil.training.optim import OptimizerStep, as_numbers
+from counterfoil.training.optim import OptimizerStep, as_numbers, warmup_warnings
 from counterfoil.training.run_data import TrainingBatches, lost_workers
 from counterfoil.training.run_folder import locked_run, write_config
 from counterfoil.training.services import TrainingSurvey, prepare_objective
@@ -42,7 +42,7 @@ MAX_SKIPPED = 10_000
 
 @dataclass(frozen=True, repr=False)
 class RunResult:
-    """Result of a run: its folder, the best dev RSUM and its epoch."""
+    """Result of a run: its folder, the best RSUM on ``evaluation.split`` and its epoch."""
 
     folder: Path
     best_rsum: float
@@ -113,6 +113,8 @@ class Trainer:
             self.batches.check_resumed(self.position.batch)
         elif rank() == 0:
             write_config(self.folder, self.config)
+        for warning in warmup_warnings(self.config.train, self.objective, self.updates.per_epoch):
+            self.progress.say(f"warning: {warning}")
         for note in self.model.matcher.notes(self.config.train.epochs):
             self.progress.say(f"note: {note}")
         if self.twins is not None:
@@ -296,7 +298,7 @@ class Trainer:
         self._save(logs, best=better)
 
     def _validate(self) -> tuple[float, dict[str, Any]]:
-        """RSUM on the dev split and all metrics; only the first process has the metrics."""
+        """RSUM on ``evaluation.split`` and all metrics; only the first process has the metrics."""
         metrics: dict[str, Any] = {}
         rsum = torch.zeros(1, dtype=torch.float64, device=self.device)
         if rank() == 0:

@@ -1,0 +1,90 @@
+"""Settings of a config that have no effect beside another setting, such as momentum with adamw."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import yaml
+from pydantic import BaseModel
+
+from counterfoil.core.errors import ConfigError
+from counterfoil.core.recipes import parse_yaml
+
+
+class Reader(NamedTuple):
+    """An option that is read only if the setting ``decided_by`` has one of some values.
+
+    Without ``values``, any number but 0 and any list but an empty one will do.
+    """
+
+    option: str
+    decided_by: str
+    values: tuple[str, ...]
+    advice: str
+
+    def reads(self, value: Any) -> bool:
+        return value in self.values if self.values else bool(value)
+
+
+READERS = (
+    Reader("train.schedule.decay_epochs", "train.schedule.name", ("step",), "step"),
+    Reader("train.schedule.factor", "train.schedule.name", ("step",), "step"),
+    Reader("train.schedule.factor", "train.schedule.decay_epochs", (), "a list of epochs"),
+    Reader("train.optimizer.momentum", "train.optimizer.name", ("sgd",), "sgd"),
+    Reader("train.optimizer.betas", "train.optimizer.name", ("adam", "adamw"), "adam or adamw"),
+    Reader("data.drop_regions_varying", "data.drop_regions", (), "a share above 0"),
+)
+
+
+def refuse_unread(config: BaseModel) -> None:
+    """Raise if an option differs from its default, but the config has no use for it."""
+    defaults, problems = type(config)(), dict[str, str]()
+    for reader in READERS:
+        value, decisive = _value(config, reader.option), _value(config, reader.decided_by)
+        default = _value(defaults, reader.option)
+        if value != default and not reader.reads(decisive) and reader.option not in problems:
+            problems[reader.option] = (
+                f"{reader.option}={_text(value)} has no effect with "
+                f"{reader.decided_by}={_text(decisive)}: set {reader.decided_by} to "
+                f"{reader.advice}, or remove {reader.option} (its default is {_text(default)})"
+            )
+    if problems:
+        raise ConfigError("\n  ".join(problems.values()))
+
+
+def without_replaced(tree: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
+    """A recipe without the options that no longer have a use after the overrides.
+
+    ``train.schedule.name=cosine`` also removes the ``decay_epochs`` of the recipe.
+    """
+    result = dict(tree)
+    given = {key.strip(): text for key, _, text in (one.partition("=") for one in overrides)}
+    for reader in READERS:
+        try:
+            value = parse_yaml(given[reader.decided_by])
+        except (KeyError, ValueError, yaml.YAMLError):  # not given; or refused when it is applied
+            continue
+        if not reader.reads(value):
+            result = _without(result, reader.option.split("."))
+    return result
+
+
+def _without(tree: Mapping[str, Any], keys: Sequence[str]) -> dict[str, Any]:
+    below = tree.get(keys[0])
+    others = {key: value for key, value in tree.items() if key != keys[0]}
+    if len(keys) == 1:
+        return others
+    return {**tree, keys[0]: _without(below, keys[1:])} if isinstance(below, Mapping) else {**tree}
+
+
+def _value(config: Any, key: str) -> Any:
+    for part in key.split("."):
+        config = getattr(config, part)
+    return config
+
+
+def _text(value: Any) -> str:
+    """A value as the command line takes it."""
+    return value if isinstance(value, str) else json.dumps(value)
