@@ -172,10 +172,13 @@ def test_photos_without_captions_are_indexed_and_may_get_some_later(
     for number, name in enumerate(("one.png", "deep/two.png", "deep/three.png")):
         open_image(pairs.test.pixels[number]).save(photos / name)
     (photos / "broken.png").write_bytes(b"no image")
+    (photos / "prices.csv").write_text("product,price\nlamp,12\n")
     command = ("index", run, photos, "--out", folder, *options)
     result = runner.invoke(app, [str(word) for word in command])
     assert "added 3 images and 0 captions" in result.stdout
-    assert "broken.png: not an image" in " ".join(result.stderr.split())
+    messages = " ".join(result.stderr.split())
+    assert "broken.png: not an image" in messages
+    assert "prices.csv: not used as captions: no column of captions" in messages
     hits = json.loads(invoke("search", folder, "a red car", "--json"))["hits"]
     assert {hit["id"] for hit in hits} == {"one", "deep/two", "deep/three"}
     (photos / "captions.csv").write_text("image,caption\none.png,a red car\n")
