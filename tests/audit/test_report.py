@@ -11,6 +11,7 @@ import re
 import shutil
 import subprocess
 from html.parser import HTMLParser
+from types import SimpleNamespace
 
 import pytest
 from PIL import Image
@@ -29,9 +30,10 @@ from counterfoil.audit.findings import (
     to_summary,
 )
 from counterfoil.audit.merge import merge_log
-from counterfoil.audit.report import render
+from counterfoil.audit.report import render, write_report
+from counterfoil.data.formats.text_files import read_rows
 from counterfoil.data.images import FileImage, MissingImage
-from counterfoil.data.pairs import Split
+from counterfoil.data.pairs import ProblemLog, Split
 
 HOSTILE = [
     "<script>alert(1)</script>",
@@ -248,6 +250,26 @@ def test_files_for_programs_hold_every_finding() -> None:
     told = json.loads(to_summary([summary(), summary(suspicious=4)], {"model": "naaf"}))
     assert (told["suspicious"], told["captions"], told["share"]) == (6, 100, 0.06)
     assert told["skipped_images"] == 2
+
+
+def test_a_spreadsheet_and_this_library_read_the_table(tmp_path) -> None:
+    """Excel takes a CSV without a byte order mark for the code page of the system."""
+    texts = ["ein Hündchen läuft", "犬が走る"]
+    audit = SimpleNamespace(
+        findings=[finding(text, number) for number, text in enumerate(texts)],
+        summary=summary(),
+        split=Split("test", ["image-0", "image-1"], [[text] for text in texts]),
+        threshold=0.5,
+        listed=2,
+    )
+    write_report(tmp_path, "photos", [audit], {})
+    table = tmp_path / "findings.csv"
+    assert table.read_bytes().startswith(b"\xef\xbb\xbfkind,")
+    log = ProblemLog()
+    rows = [row for _, row in read_rows(table, log)]
+    assert [row["text"] for row in rows] == texts
+    assert {row["kind"] for row in rows} == {"mismatch"}
+    assert not log.problems
 
 
 BROWSER = shutil.which("chromium") or shutil.which("google-chrome")

@@ -85,7 +85,8 @@ def test_a_run_is_audited_on_its_own_data(run, cache, tmp_path) -> None:
     assert told["listed"] == {"threshold": 0.05, "captions": wrong}
     assert wrong > told["suspicious"] == sum(line["suspicion"] >= 0.5 for line in found)
     assert all(line["correction"] is None for line in found)
-    rows = list(csv.DictReader(io.StringIO((out / "findings.csv").read_text())))
+    rows = list(csv.DictReader(io.StringIO((out / "findings.csv").read_text("utf-8-sig"))))
+    assert [row["kind"] for row in rows] == [line["kind"] for line in found]
     assert [row["image"] for row in rows] == [line["image"] for line in found]
     page = (out / "index.html").read_text()
     near = {line["text"] for line in found if line["near_duplicate"]}

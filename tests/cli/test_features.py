@@ -115,12 +115,15 @@ def test_a_split_of_which_nothing_can_be_read_is_an_error(table, tmp_path) -> No
 def test_a_folder_of_photos_needs_no_captions(tmp_path) -> None:
     photos(tmp_path / "trip" / "day one", 3)
     (tmp_path / "trip" / "notes.md").write_text("a nice trip")
+    (tmp_path / "trip" / "prices.csv").write_text("product,price\nlamp,12\n")
     args = (tmp_path / "trip", "-o", tmp_path / "out", *SEGMENTS, "--cache", tmp_path / "cache")
     printed = json.loads(invoke(*args, "--json").stdout)
     assert printed["splits"] == {"all": {"images": 3, "captions": 0, "failed": 0}}
     made = load_pairs(tmp_path / "out", strict=False)["all"]
     assert list(made.ids) == ["day one/0", "day one/1", "day one/2"]
     assert made.fragments is not None
+    notes = " ".join(invoke(*args, "--overwrite").stderr.split())
+    assert "prices.csv: not used as captions: no column of captions" in notes
 
 
 def test_without_weights_segments_are_taken_and_said_to_be(table, tmp_path, monkeypatch) -> None:

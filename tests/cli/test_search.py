@@ -172,16 +172,52 @@ def test_photos_without_captions_are_indexed_and_may_get_some_later(
     for number, name in enumerate(("one.png", "deep/two.png", "deep/three.png")):
         open_image(pairs.test.pixels[number]).save(photos / name)
     (photos / "broken.png").write_bytes(b"no image")
+    (photos / "prices.csv").write_text("product,price\nlamp,12\n")
     command = ("index", run, photos, "--out", folder, *options)
     result = runner.invoke(app, [str(word) for word in command])
     assert "added 3 images and 0 captions" in result.stdout
-    assert "broken.png: not an image" in " ".join(result.stderr.split())
+    messages = " ".join(result.stderr.split())
+    assert "broken.png: not an image" in messages
+    assert "prices.csv: not used as captions: no column of captions" in messages
     hits = json.loads(invoke("search", folder, "a red car", "--json"))["hits"]
     assert {hit["id"] for hit in hits} == {"one", "deep/two", "deep/three"}
     (photos / "captions.csv").write_text("image,caption\none.png,a red car\n")
     invoke("index", "add", folder, photos, "--existing", "update", *options)
     info = json.loads(invoke("index", "info", folder, "--json"))
     assert (info["images"], info["captions"]) == (3, 1)
+
+
+def test_photos_keep_their_ids_when_files_of_the_same_name_appear(
+    run, pairs, cache, tmp_path
+) -> None:
+    """An id has no ending, and no folder of images, unless two images then had the same id."""
+    photos, folder, options = tmp_path / "photos", tmp_path / "index", ("--cache", cache)
+
+    def add(number: int, name: str) -> None:
+        (photos / name).parent.mkdir(parents=True, exist_ok=True)
+        open_image(pairs.test.pixels[number]).save(photos / name)
+
+    def ids() -> set[str]:
+        hits = json.loads(invoke("search", folder, "a red car", "--json"))["hits"]
+        assert len(hits) == len({hit["id"] for hit in hits})
+        return {hit["id"] for hit in hits}
+
+    add(0, "images/a.bmp")
+    add(1, "images/b.bmp")
+    invoke("index", run, photos, "--out", folder, "--recall-queries", 0, *options)
+    assert ids() == {"a", "b"}
+    add(2, "images/a.png")
+    again = ("index", "add", folder, photos, "--existing", "skip", *options)
+    assert "added 1 images" in invoke(*again)
+    assert ids() == {"a", "a.png", "b"}
+    add(3, "b.png")
+    add(4, "images/b.png")
+    assert "added 2 images" in invoke(*again)
+    assert ids() == {"a", "a.png", "b", "b.png", "images/b.png"}
+    (photos / "images" / "a.bmp").unlink()
+    assert "added 0 images" in invoke(*again)
+    invoke("index", "add", folder, photos, "--existing", "update", *options)
+    assert ids() == {"a", "a.png", "b", "b.png", "images/b.png"}
 
 
 @pytest.mark.parametrize("more", [(), ("--json",), ("--markdown",)])

@@ -45,6 +45,12 @@ def test_a_folder_of_images_alone_is_told_how_captions_are_added(tmp_path):
         load_pairs(tmp_path)
 
 
+def test_an_image_file_is_no_data_set_and_its_folder_may_be_one(tmp_path):
+    write_images(tmp_path, ["IMG_1.JPG"])
+    with pytest.raises(DataError, match="it is an image: name the folder that it is in"):
+        load_pairs(tmp_path / "IMG_1.JPG")
+
+
 def test_an_empty_folder_and_a_missing_one_are_told_apart(tmp_path):
     with pytest.raises(DataError, match="the folder is empty"):
         load_pairs(tmp_path)

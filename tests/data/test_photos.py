@@ -9,6 +9,7 @@ from PIL import Image
 
 from counterfoil.core.errors import DataError
 from counterfoil.data import load_pairs
+from counterfoil.data.pairs import Severity
 from counterfoil.data.photos import has_only_photos, read_photos
 
 NAMES = ("beach.jpg", "more/dog.PNG", "more/dog.webp", "more/.hidden.jpg", "scan.JFIF")
@@ -73,3 +74,36 @@ def test_without_any_image_it_says_what_it_looked_for(tmp_path) -> None:
     assert not has_only_photos(str(tmp_path))
     with pytest.raises(DataError, match=r"no images \(looked for \.avif"):
         read_photos(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("prices.csv", "product,price\nlamp,12\n"),
+        ("empty.csv", ""),
+        ("log.jsonl", '{"level": "info"}\n'),
+        ("orders.tsv", "id\tsum\n1\t2\n"),
+    ],
+)
+def test_a_table_without_captions_is_passed_over_with_a_note(folder, name: str, text: str) -> None:
+    (folder / name).write_text(text)
+    assert has_only_photos(str(folder))
+    (note,) = read_photos(folder).problems
+    assert note.where == str(folder / name)
+    assert note.severity is Severity.NOTE
+    assert "not used as captions" in note.message
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("trip.csv", "image,caption\nbeach.jpg,a green box\n"),
+        ("captions.csv", "image,beschreibung\nbeach.jpg,ein Kasten\n"),
+        ("train.csv", "image,beschreibung\nbeach.jpg,ein Kasten\n"),
+    ],
+)
+def test_a_table_of_captions_is_not_passed_over(folder, name: str, text: str) -> None:
+    """Nor is one whose name says that it has captions: then its columns are a mistake."""
+    (folder / "prices.csv").write_text("product,price\nlamp,12\n")
+    (folder / name).write_text(text)
+    assert not has_only_photos(str(folder))

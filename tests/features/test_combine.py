@@ -13,6 +13,7 @@ from counterfoil.core.errors import ConfigError
 from counterfoil.data.pairs import Pairs
 from counterfoil.features import EfficientNetLiteFeatures, Joined, extractors, with_fragments
 from counterfoil.features.efficientnet_network import EfficientNetLite
+from counterfoil.features.extractors import full_name
 from tests.features.tiny_networks import photos, picture, save_network
 
 torch = pytest.importorskip("torch")
@@ -156,7 +157,9 @@ def test_joined_parts_fill_a_data_set(parts, tmp_path) -> None:
     fragments = made["train"].fragments
     assert fragments is not None
     assert fragments.read(3).features.shape == (32, 16)
-    assert fragments.made_by == "joined"
+    assert fragments.made_by == full_name("joined", {"parts": parts})
+    again = extractors.create(fragments.made_by, {})
+    assert again.fingerprint() == Joined(parts=parts).fingerprint()
 
 
 def test_a_part_may_be_joined_itself(parts) -> None:

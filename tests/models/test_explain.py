@@ -22,7 +22,7 @@ from counterfoil.data.text.words import caption_words, words
 from counterfoil.models import create_model, models
 from counterfoil.models.explain import explain, word_map
 from counterfoil.models.match import POINTS, Yardstick
-from counterfoil.plots import sentences as word_chips
+from counterfoil.plots import fonts
 from counterfoil.plots.sentences import color_note, explain_png, method_note, shades
 from tests.conftest import thinned
 from tests.models.test_models import (
@@ -239,12 +239,12 @@ def test_the_picture_frames_where_the_worst_word_looked(match) -> None:
 
 
 def test_a_machine_without_fonts_draws_with_the_one_of_pillow(match, monkeypatch) -> None:
-    monkeypatch.setattr(word_chips, "_FACES", ())
-    word_chips.font.cache_clear()
+    monkeypatch.setattr(fonts, "FACES", ())
+    fonts.font.cache_clear()
     try:
         assert Image.open(io.BytesIO(explain_png(match))).width == 960
     finally:
-        word_chips.font.cache_clear()
+        fonts.font.cache_clear()
 
 
 def test_a_note_says_what_effects_are(match) -> None:

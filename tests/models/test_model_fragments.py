@@ -9,12 +9,14 @@ import pytest
 import counterfoil as cf
 from counterfoil.audit.audit import audit_split
 from counterfoil.core.errors import DataError
-from counterfoil.data.pairs import Split
+from counterfoil.data.pairs import Pairs, Split
 from counterfoil.evaluation.words.cases import FoilCase
 from counterfoil.evaluation.words.effects import measure_words
+from counterfoil.features import with_fragments
 from counterfoil.models.model import Model
 from counterfoil.scoring.encode import score_split
 from counterfoil.search import SearchIndex
+from tests.features.tiny_networks import photos as write_photos
 from tests.models.test_models import make
 
 LITE = 'efficientnet-lite {"grid": 6, "variant": 2}'
@@ -50,6 +52,36 @@ def test_scores_of_other_features_are_refused(other, model, concepts, tmp_path) 
         ):
             use()
     assert not [*tmp_path.iterdir()]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "options", "given"),
+    [
+        ("segments", {"side": 96}, "segments"),
+        ("segments", {}, 'segments {"side": 96}'),
+        ('segments {"side": 96}', {}, "segments"),
+        ("segments", {"side": 96}, 'segments {"side": 64}'),
+    ],
+)
+def test_features_of_other_options_are_refused(wanted, options, given, model, concepts) -> None:
+    model.fragments_from, model.fragments_options = wanted, options
+    with pytest.raises(DataError, match=r"reads fragments of 'segments.*these are of 'segments"):
+        model.fragments_of(made_by(concepts.test, given))
+
+
+def test_an_index_refuses_images_whose_features_were_extracted_with_other_options(tmp_path) -> None:
+    images = write_photos(tmp_path / "photos", 4)
+    pairs = Pairs("some", {"train": replace(images, captions=[["a dog", "a cat"]] * 4)})
+    cache = tmp_path / "cache"
+    small = with_fragments(pairs, cache, "segments", {"side": 32})
+    model = cf.create("vse-fc", small, embed_size=16, text={"word_dim": 8}).eval()
+    index = SearchIndex.build(tmp_path / "index", model, small.train.select([0, 1]))
+    other = with_fragments(pairs, cache, "segments", {"side": 48}).train.select([2, 3])
+    with pytest.raises(DataError, match=r'"side": 32.*these are of.*"side": 48'):
+        index.add(other)
+    assert len(index) == 2
+    index.add(with_fragments(pairs, cache, 'segments {"side": 32}').train.select([2, 3]))
+    assert len(index) == 4
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ from counterfoil.search.first_stage import (
 )
 from counterfoil.search.query import text_query
 from counterfoil.search.vectors import TopK
-from tests.search.conftest import NAMES, SMALL
+from tests.search.conftest import NAMES, SMALL, with_captions
 
 QUERY = "a dog and a ball near the tree"
 
@@ -322,6 +322,19 @@ def test_more_results_than_items_are_all_items(indexes) -> None:
         indexes["naaf"].search(QUERY, k=0)
     with pytest.raises(DataError, match="shortlist_size: at least 1"):
         indexes["naaf"].search(QUERY, shortlist_size=0)
+
+
+def test_without_captions_an_image_is_told_how_to_find_similar_ones(
+    models, concepts, tmp_path
+) -> None:
+    split = with_captions(concepts.test.select(range(4)), [])
+    index = SearchIndex.build(tmp_path / "index", models["vse-fc"], split)
+    query = split.ids[0]
+    with pytest.raises(DataError, match=r"similar images with --target images, or add some with"):
+        index.search(image=query)
+    with pytest.raises(DataError, match=r"no captions in this index; add some with"):
+        index.search(image=query, target="captions")
+    assert index.search(image=query, target="images").hits
 
 
 def test_an_empty_index_says_so(models, tmp_path) -> None:

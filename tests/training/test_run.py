@@ -22,11 +22,13 @@ from counterfoil.core.config import build_config, merge
 from counterfoil.core.errors import ConfigError, CounterfoilError, DataError
 from counterfoil.core.progress import Silent
 from counterfoil.data.pairs import Pairs
+from counterfoil.features import with_fragments
 from counterfoil.models.yardstick import measure_yardstick
 from counterfoil.training.checkpoint import Checkpoints, Position
-from counterfoil.training.run import execute
+from counterfoil.training.run import execute, new_model
 from counterfoil.training.run_data import data_for_run, read_data, shared_train_split
 from counterfoil.training.run_folder import clear_run, holds_a_run, load_model, resolve_paths
+from tests.features.tiny_networks import photos as write_photos
 from tests.models.test_explain import make
 from tests.training.test_run_folder import children
 
@@ -349,3 +351,28 @@ def test_a_run_with_all_that_it_measures_can_be_deleted(concepts, tmp_path) -> N
     (tmp_path / "run" / "correction_rule.json").write_text("{}")
     clear_run(tmp_path / "run")
     assert not holds_a_run(tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("extracted", "name", "options"),
+    [(True, "segments", {"side": 32}), (False, 'segments {"side": 48}', {})],
+)
+def test_a_model_has_the_options_of_the_features_that_it_read(
+    tmp_path, extracted, name, options
+) -> None:
+    """Options of the config do not apply to features that came with the data."""
+    config = build_config(
+        {
+            "data": {
+                "min_count": 1,
+                "features": {"extractor": "segments", "options": {"side": 32}},
+            },
+            "model": {"name": "vse-fc", "embed_size": 8, "text": {"word_dim": 4}},
+        }
+    )
+    pairs = Pairs("some", {"train": write_photos(tmp_path / "photos", 4)})
+    side = 32 if extracted else 48
+    pairs = with_fragments(pairs, tmp_path / "cache", "segments", {"side": side})
+    model = new_model(config, pairs, Silent(), tmp_path / "cache")
+    assert (model.fragments_from, model.fragments_options) == (name, options)
+    assert model.fragments_of(pairs.train) is pairs.train.fragments

@@ -59,6 +59,8 @@ NEAR_NOTE = (
 )
 
 PAGE, TABLE, SUMMARY = "index.html", "findings.csv", "summary.json"
+BYTE_ORDER_MARK = "\ufeff"
+"""Start of the table: without it, Excel does not read UTF-8, and umlauts are garbled."""
 IMAGES_FILE = "images.jsonl"
 
 
@@ -379,7 +381,7 @@ def write_report(
     page = render(title, summaries, findings, splits, details, notes, lost)
     write_atomically(folder / LINES, to_jsonl(findings))
     write_atomically(folder / IMAGES_FILE, _image_lines(findings, splits, source is None))
-    write_atomically(folder / TABLE, to_csv(findings))
+    write_atomically(folder / TABLE, BYTE_ORDER_MARK + to_csv(findings))
     facts = {**about, "source": source, "listed": listed, "notes": list(notes)}
     write_atomically(folder / SUMMARY, to_summary(summaries, facts, lost))
     write_atomically(folder / PAGE, page)

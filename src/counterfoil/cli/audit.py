@@ -28,7 +28,7 @@ from counterfoil.core.errors import ConfigError
 from counterfoil.core.storage.reading import read_text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterator
 
     from counterfoil.audit import Audit, Corrector, Summary
     from counterfoil.core.progress import Progress
@@ -181,7 +181,7 @@ def check(
         if trusted is not None:
             reason = f"--trusted {trusted}: the data have no other split to audit"
         raise ConfigError(reason)
-    correct = _correctors(run, corrector, model, splits, read, device)
+    correct = _correctors(run, corrector, model, read, device)
     checkpoints = {one.name: out / f".{one.name}.scored" for one in splits}
     # refused now, not after an hour of scoring
     with locked_folder(out, "writing an audit there", "wait for it, or choose another --out"):
@@ -285,12 +285,12 @@ def _correctors(
     run: Path,
     named: Path | None,
     model: Model,
-    splits: Sequence[Split],
     read: Callable[[Path], Pairs],
     device: str,
 ) -> Callable[[Split], Corrector | None]:
     """The corrector of each split; None if no model was trained to correct."""
     from counterfoil.audit import Corrector, can_correct
+    from counterfoil.models.correct import correction_matcher
     from counterfoil.training.run_folder import load_model
 
     if named is None and not can_correct(model):
@@ -298,7 +298,7 @@ def _correctors(
     if named is None or named.resolve() == run.resolve():
         return lambda split: Corrector(model, split)
     other = load_model(named, device)
-    Corrector(other, splits[0])  # refuse it now, not after an hour of scoring
+    correction_matcher(other)  # refuse it now, not after an hour of scoring
     theirs = read(named)
     _refuse_other_features(named, other, theirs)
     return lambda split: Corrector(other, theirs[split.name])

@@ -94,6 +94,7 @@ def features(
     from counterfoil.core.storage.atomic import check_folder_target
     from counterfoil.data.convert import DATA_SET_FILES
     from counterfoil.data.formats.base import HASHED
+    from counterfoil.data.formats.table import UNRELATED
     from counterfoil.features.build import build_features, check_choices, default_backbone
     from counterfoil.features.parts import extract_part
 
@@ -115,6 +116,8 @@ def features(
     for problem in data.problems:
         if problem.kind == HASHED:
             bars.say(f"note: {problem.message}")
+        elif problem.kind == UNRELATED:
+            bars.say(f"note: {problem}")
     how: dict[str, Any] = {"device": device, "workers": workers, "overwrite": overwrite}
     with opt.part_processes(part) as first:
         if part is not None:

@@ -180,6 +180,8 @@ _ALIKE, _NEARLY_EQUAL = 0.5, 0.75
 
 
 def _nearest_format(path: Path) -> str:
+    if path.is_file() and path.suffix.lower() in ENDINGS:
+        return " (it is an image: name the folder that it is in)"
     names = os.listdir(path) if path.is_dir() else [path.name]
     if not names:
         return " (the folder is empty)"

@@ -10,9 +10,10 @@ from counterfoil.core.errors import DataError
 from counterfoil.core.storage.remote import is_url
 from counterfoil.data.formats import sources
 from counterfoil.data.formats.image_files import ENDINGS, IMAGE_FOLDERS, short_names
+from counterfoil.data.formats.table import log_unrelated, tables_in, unrelated_tables
 from counterfoil.data.images import FileImage
 from counterfoil.data.load import is_named
-from counterfoil.data.pairs import Pairs, Split
+from counterfoil.data.pairs import Pairs, ProblemLog, Split
 
 
 def is_photo(name: str) -> bool:
@@ -21,11 +22,17 @@ def is_photo(name: str) -> bool:
 
 
 def has_only_photos(source: str, format: str | None = None) -> bool:
-    """Whether a source is a folder with images, in it or below it, that no format of data has."""
+    """Whether a source is a folder with images, in it or below it, that no format of data has.
+
+    Tables that have nothing to do with the images, such as prices.csv, do not count.
+    """
     path = Path(source)
     if format is not None or is_named(source, None) or is_url(source) or not path.is_dir():
         return False
-    if any(sources[name].matches(path) for name in sources):
+    formats = [name for name in sources if sources[name].matches(path)]
+    if formats == ["table"] and len(unrelated_tables(path)) == len(tables_in(path)):
+        formats = []
+    if formats:
         return False
     return any(True for _ in _photos_below(path))
 
@@ -42,8 +49,10 @@ def read_photos(folder: Path, split: str = "all") -> Pairs:
     pixels = [FileImage(folder / path) for path in paths]
     within = [_within(path) for path in paths]
     names = paths if len(set(within)) < len(paths) else within
+    log = ProblemLog()
+    log_unrelated(unrelated_tables(folder), log)
     photos = Split(split, short_names(names), [[] for _ in paths], pixels)
-    return Pairs(folder.resolve().name, {split: photos})
+    return Pairs(folder.resolve().name, {split: photos}, problems=log.problems)
 
 
 def _photos_below(folder: Path) -> Iterator[Path]:

@@ -34,7 +34,7 @@ from counterfoil.features.cache import (
     reason,
 )
 from counterfoil.features.chunks import Chunk, Refs, chunks
-from counterfoil.features.extractors import Backbone, Extractor, extractors
+from counterfoil.features.extractors import Backbone, Extractor, extractors, with_options
 from counterfoil.features.pixels import Pixels
 
 _SIZE = 32
@@ -247,8 +247,9 @@ def extract_pairs(
     work = extract_splits(todo, cache_dir, job, parts)
     log = ProblemLog(list(pairs.problems))
     splits = dict(pairs.splits)
+    made_by = with_options(job.name, job.options)
     for split in todo:
-        complete = _attach(split, work.digests[split.name], work.rows, work.bad, job.name, log)
+        complete = _attach(split, work.digests[split.name], work.rows, work.bad, made_by, log)
         if len(complete):
             splits[split.name] = complete
         else:
@@ -391,7 +392,7 @@ def _attach(
     digests: list[bytes | str],
     cached: Mapping[bytes, CachedRow],
     bad: Mapping[bytes, str],
-    extractor: str,
+    made_by: str,
     log: ProblemLog,
 ) -> Split:
     """The split with its fragments, without unreadable images."""
@@ -419,6 +420,6 @@ def _attach(
         np.arange(len(rows), dtype=np.int64),
         np.array([row.file.records[row.row]["length"] for row in rows], dtype=np.int64),
         CachedRows(rows, "boxes"),
-        made_by=extractor,
+        made_by=made_by,
     )
     return replace(split.select(selected) if dropped else split, fragments=table)

@@ -70,7 +70,9 @@ def full_name(name: str, options: Mapping[str, Any]) -> str:
     >>> full_name("efficientnet-lite", {"variant": 1}), full_name("segments", {})
     ('efficientnet-lite {"variant": 1}', 'segments')
     """
-    return f"{name} {json.dumps(dict(options), sort_keys=True)}" if options else name
+    if not options:
+        return name
+    return f"{name} {json.dumps(dict(options), sort_keys=True, default=str)}"
 
 
 SHORT = {"timm": "model", "transformers": "model", "pixels": "model", "onnx": "path"}
@@ -93,6 +95,16 @@ def split_full_name(text: str) -> tuple[str, dict[str, Any]]:
     except ValueError:
         return text, {}
     return (name, {**short, **options}) if short or not colon else (text, {})
+
+
+def with_options(text: str, options: Mapping[str, Any]) -> str:
+    """The full name of an extractor whose name may have some of its options already.
+
+    >>> with_options('crops {"scales": [1.0]}', {"base": "segments"})
+    'crops {"base": "segments", "scales": [1.0]}'
+    """
+    name, own = split_full_name(text)
+    return full_name(name, {**own, **options}) if options else text
 
 
 extractors = ExtractorRegistry("extractor")

@@ -40,9 +40,9 @@ from counterfoil.encoders.encoded import Needs
 from counterfoil.features.extractors import (
     Extractor,
     extractors,
-    full_name,
     same_extractor,
     split_full_name,
+    with_options,
 )
 from counterfoil.matchers import Matcher, matchers
 from counterfoil.matchers.cross_encoder import CrossEncoder
@@ -122,6 +122,13 @@ class Model(nn.Module):
             self._reader = ImageReader(*wanted, self.input_dim)
         return self._reader
 
+    @property
+    def fragments_name(self) -> str | None:
+        """The extractor of the model's fragments with all its options; None if it is not known."""
+        if self.fragments_from is None:
+            return None
+        return with_options(self.fragments_from, self.fragments_options)
+
     def fragments_of(self, split: Split) -> FragmentTable:
         """The fragments of a split; `DataError` if they are not of the kind that the model reads.
 
@@ -129,12 +136,11 @@ class Model(nn.Module):
         nothing.
         """
         table = split.require_fragments()
-        if self.fragments_from is None or table.made_by in (None, self.fragments_from):
+        wanted = self.fragments_name
+        if wanted is None or table.made_by is None:
             return table
-        name, options = split_full_name(self.fragments_from)
-        options = {**options, **self.fragments_options}
-        wanted = full_name(name, options)
         if not same_extractor(wanted, table.made_by):
+            name, options = split_full_name(wanted)
             chosen = "".join(f" --backbone-option {key}={value}" for key, value in options.items())
             raise DataError(
                 f"split '{split.name}': the model '{self.spec.name}' reads fragments of "

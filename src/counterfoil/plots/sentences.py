@@ -5,12 +5,12 @@ from __future__ import annotations
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image, ImageDraw
 
 from counterfoil.models.correct import Correction
 from counterfoil.models.match import Match, WordEffect, effect_scale, shades
+from counterfoil.plots.fonts import Color, draw_text, text_length
 
 FOR, AGAINST = (22, 163, 74), (220, 38, 38)
 INK, FAINT, PAPER = (31, 41, 55), (107, 114, 128), (255, 255, 255)
@@ -19,10 +19,6 @@ WIDTH, MARGIN = 960, 36
 IMAGE_HEIGHT = 720
 CHIP_HEIGHT, LINE_HEIGHT = 44, 78
 
-Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
-Color = tuple[int, int, int]
-
-_FACES = ("DejaVuSans.ttf", "LiberationSans-Regular.ttf", "Arial.ttf", "arial.ttf", "Helvetica.ttc")
 MIN_WEIGHT = 0.04
 UNKNOWN_NOTE = "unknown word, left out"
 HEADING_SIZE = 44
@@ -49,8 +45,9 @@ class Chip:
     known: bool = True
 
 
-def draw_chips(draw: ImageDraw.ImageDraw, chips: Sequence[Chip], top: float) -> None:
+def draw_chips(page: Image.Image, chips: Sequence[Chip], top: float) -> None:
     """Draw words in lines from ``top`` down."""
+    draw = ImageDraw.Draw(page)
     for chip, text, x, y, width in _layout(chips):
         upper = top + y
         ground = color_of(chip.shade, GROUND)
@@ -58,8 +55,8 @@ def draw_chips(draw: ImageDraw.ImageDraw, chips: Sequence[Chip], top: float) -> 
         if not chip.known:
             _draw_dots(draw, (x, upper, x + width, upper + CHIP_HEIGHT))
         ink = (PAPER if _luminance(ground) < 0.5 else INK) if chip.known else FAINT
-        draw.text((x + width / 2, upper + CHIP_HEIGHT / 2), text, ink, font(26), "mm")
-        draw.text((x + width / 2, upper + CHIP_HEIGHT + 13), chip.under, FAINT, font(15), "mm")
+        draw_text(page, (x + width / 2, upper + CHIP_HEIGHT / 2), text, ink, 26, "mm")
+        draw_text(page, (x + width / 2, upper + CHIP_HEIGHT + 13), chip.under, FAINT, 15, "mm")
 
 
 def _draw_dots(draw: ImageDraw.ImageDraw, box: tuple[float, float, float, float]) -> None:
@@ -82,9 +79,9 @@ def _layout(chips: Sequence[Chip]) -> list[tuple[Chip, str, float, float, float]
     x, y = float(MARGIN), 0.0
     for chip in chips:
         text = chip.word
-        while font(26).getlength(text) > WIDTH - 2 * MARGIN - 20 and len(text) > 1:
+        while text_length(text, 26) > WIDTH - 2 * MARGIN - 20 and len(text) > 1:
             text = text[:-2] + "…"
-        width = max(font(26).getlength(text) + 20, 64.0)
+        width = max(text_length(text, 26) + 20, 64.0)
         if x + width > WIDTH - MARGIN and x > MARGIN:
             x, y = float(MARGIN), y + LINE_HEIGHT
         layout.append((chip, text, x, y, width))
@@ -107,17 +104,6 @@ def png(page: Image.Image) -> bytes:
     buffer = io.BytesIO()
     page.save(buffer, format="PNG", optimize=True)
     return buffer.getvalue()
-
-
-@cache
-def font(size: int) -> Font:
-    """A system font with accents and signs if there is one, else Pillow's own."""
-    for face in _FACES:
-        try:
-            return ImageFont.truetype(face, size)
-        except OSError:
-            continue
-    return ImageFont.load_default(size)
 
 
 def score_note(match: Match) -> str:
@@ -174,12 +160,11 @@ def explain_png(match: Match, image: Image.Image | None = None) -> bytes:
     picture = _picture(match, image) if image is not None else None
     top = MARGIN + (picture.height + 74 if picture is not None else 0)
     page = Image.new("RGB", (WIDTH, top + below + 156), PAPER)
-    draw = ImageDraw.Draw(page)
     if picture is not None:
         page.paste(picture, ((WIDTH - picture.width) // 2, MARGIN))
-        draw.text((WIDTH / 2, MARGIN + picture.height + 24), _caption(match), FAINT, font(19), "mm")
-    draw_chips(draw, chips, top)
-    _draw_footer(draw, match, top + below + 14)
+        draw_text(page, (WIDTH / 2, MARGIN + picture.height + 24), _caption(match), FAINT, 19, "mm")
+    draw_chips(page, chips, top)
+    _draw_footer(page, match, top + below + 14)
     return png(page)
 
 
@@ -188,20 +173,21 @@ def _original_text(match: Match, word: WordEffect) -> str:
     return match.text[start:end] or word.word
 
 
-def _draw_footer(draw: ImageDraw.ImageDraw, match: Match, y: int) -> None:
+def _draw_footer(page: Image.Image, match: Match, y: int) -> None:
+    draw = ImageDraw.Draw(page)
     draw.line((MARGIN, y, WIDTH - MARGIN, y), fill=RULE, width=2)
     score = f"score {match.score:.4f}"
-    draw.text((MARGIN, y + 16), score, INK, font(26))
+    draw_text(page, (MARGIN, y + 16), score, INK, 26)
     if match.boundary is not None:
-        x = MARGIN + font(26).getlength(score) + 28
-        draw.text((x, y + 21), f"boundary {match.boundary:.4f}", FAINT, font(21))
+        x = MARGIN + text_length(score, 26) + 28
+        draw_text(page, (x, y + 21), f"boundary {match.boundary:.4f}", FAINT, 21)
     lines = (score_note(match), method_note(match), color_note(match))
     for number, line in enumerate(filter(None, lines)):
-        draw.text((MARGIN, y + 56 + 26 * number), line.replace("−", "-"), FAINT, font(17))
+        draw_text(page, (MARGIN, y + 56 + 26 * number), line.replace("−", "-"), FAINT, 17)
     x = float(WIDTH - MARGIN)
     for name, shade in (("for", 1.0), ("against", -1.0)):
-        x -= font(17).getlength(name)
-        draw.text((x, y + 22), name, FAINT, font(17))
+        x -= text_length(name, 17)
+        draw_text(page, (x, y + 22), name, FAINT, 17)
         draw.rounded_rectangle((x - 26, y + 23, x - 8, y + 41), 4, fill=color_of(shade))
         x -= 46
 
@@ -300,17 +286,17 @@ def correct_png(correction: Correction, image: Image.Image | None = None) -> byt
     draw = ImageDraw.Draw(page)
     if picture is not None:
         page.paste(picture, ((WIDTH - picture.width) // 2, MARGIN))
-    _heading(draw, top, correction.score, "how likely each word is wrong")
-    draw_chips(draw, before, top + HEADING_SIZE)
+    _heading(page, top, correction.score, "how likely each word is wrong")
+    draw_chips(page, before, top + HEADING_SIZE)
     draw.line((MARGIN, middle - 4, WIDTH - MARGIN, middle - 4), fill=RULE, width=2)
     heading = "corrected" if changed else "nothing was changed"
-    _heading(draw, middle + 8, correction.corrected_score, heading)
+    _heading(page, middle + 8, correction.corrected_score, heading)
     if changed:
-        draw_chips(draw, after, middle + 8 + HEADING_SIZE)
+        draw_chips(page, after, middle + 8 + HEADING_SIZE)
     return png(page)
 
 
-def _heading(draw: ImageDraw.ImageDraw, y: float, score: float, note: str) -> None:
+def _heading(page: Image.Image, y: float, score: float, note: str) -> None:
     text = f"score {score:.4f}".replace("−", "-")
-    draw.text((MARGIN, y), text, INK, font(24))
-    draw.text((WIDTH - MARGIN, y + 14), note, FAINT, font(17), "rm")
+    draw_text(page, (MARGIN, y), text, INK, 24)
+    draw_text(page, (WIDTH - MARGIN, y + 14), note, FAINT, 17, "rm")

@@ -162,8 +162,10 @@ def search(index: IndexState, request: Request) -> Results:
     target = request.target or ("images" if query.side == "captions" else "captions")
     items = index.items[target]
     if not len(items):
+        similar = len(index.items[query.side]) and request.target is None
+        hint = f"find similar {query.side} with --target {query.side}, or " if similar else ""
         raise DataError(
-            f"{index.folder}: there are no {target} in this index; add some with: "
+            f"{index.folder}: there are no {target} in this index; {hint}add some with: "
             f"counterfoil index add {index.folder} PAIRS"
         )
     matched = target != query.side

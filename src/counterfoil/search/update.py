@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -13,7 +14,7 @@ from counterfoil.core.errors import DataError, nearest
 from counterfoil.core.progress import Progress
 from counterfoil.core.storage.segments import Change, Ids
 from counterfoil.data.batches.collate import pad_fragments
-from counterfoil.data.images import as_json
+from counterfoil.data.images import FileImage, as_json
 from counterfoil.data.pairs import Split
 from counterfoil.data.text.tokenizers import known_text
 from counterfoil.encoders import Encoded
@@ -93,7 +94,7 @@ def add_splits(
     A ``source`` other than the index's own model has all images of the splits encoded already.
     """
     source = source or FreshBlocks(index.encoder)
-    chosen = [_select_new(index, split, existing) for split in splits]
+    chosen = [_select_new(index, _with_stored_ids(index, one), existing) for one in splits]
     names = [name for part in chosen for name in part.ids]
     if len(set(names)) < len(names):
         twice = next(name for name, count in Counter(names).items() if count > 1)
@@ -104,6 +105,57 @@ def add_splits(
             images = range(start, min(start + IMAGES_PER_COMMIT, len(split)))
             total = total + _Addition(index, split, images, progress, source).commit()
     return total
+
+
+def _with_stored_ids(index: IndexState, split: Split) -> Split:
+    """The split; files that the index has already keep their ids there, and no other gets these.
+
+    An id that was made of a file's path depends on the other files of its folder: ``a`` becomes
+    ``a.jpg`` when there is ``a.png``, too.
+    """
+    if not index.items["images"].names:
+        return split
+    files = {
+        row: ref.path
+        for row, ref in enumerate(split.pixels or ())
+        if isinstance(ref, FileImage) and split.ids[row] in _path_ids(ref.path)
+    }
+    stored = {row: name for row in files if (name := _stored_id(index, split, row, files[row]))}
+    owners = {name: row for row, name in enumerate(split.ids)}
+    for row, name in list(stored.items()):
+        owner = owners.get(name, row)
+        if owner in files and owner != row and files[owner].resolve() == files[row].resolve():
+            del stored[row]  # a link to the file, under its own id
+    ids = [stored.get(row, name) for row, name in enumerate(split.ids)]
+    taken = {*ids, *index.items["images"].names}
+    claimed = set(stored.values())
+    for row, path in files.items():
+        if row not in stored and ids[row] in claimed:
+            ids[row] = next((name for name in _path_ids(path) if name not in taken), ids[row])
+            taken.add(ids[row])
+    return replace(split, ids=ids)
+
+
+def _stored_id(index: IndexState, split: Split, row: int, path: Path) -> str | None:
+    """The id, other than its own, under which an index has an image file of a split."""
+    images, own = index.items["images"], split.ids[row]
+    names = [name for name in _path_ids(path) if name in images.names]
+    if names in ([], [own]):
+        return None
+    stored = images.about(np.array([images.names[name] for name in names], dtype=np.int64))
+    file = str(path.resolve())
+    same = [one["id"] for one in stored if (one.get("pixels") or {}).get("file") == file]
+    return None if own in same else next(iter(same), None)
+
+
+def _path_ids(path: Path) -> list[str]:
+    """All ids that an image file can have by its path: last parts of it, first those with ending.
+
+    >>> _path_ids(Path("b/a.jpg"))
+    ['a.jpg', 'b/a.jpg', 'a', 'b/a']
+    """
+    whole = ["/".join(path.parts[start:]) for start in reversed(range(len(path.parts)))]
+    return [*whole, *(name.removesuffix(path.suffix) for name in whole)]
 
 
 def _select_new(index: IndexState, split: Split, existing: Existing) -> Split:

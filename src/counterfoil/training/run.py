@@ -35,6 +35,7 @@ from counterfoil.evaluation.evaluate import Gallery, example_searches, report_sc
 from counterfoil.evaluation.forgetting import REPORT_FILE, compare_with_start
 from counterfoil.evaluation.report import RetrievalReport
 from counterfoil.evaluation.words.evaluate import choose_word_method
+from counterfoil.features.extractors import with_options
 from counterfoil.models import create_model, from_pretrained
 from counterfoil.models.correct import can_correct
 from counterfoil.models.correction_rule import CorrectionRule
@@ -176,7 +177,9 @@ def new_model(config: RunConfig, pairs: Pairs, progress: Progress, cache: Path) 
     torch.manual_seed(config.seed)
     model = create_model(config.model, pairs.train, config.data)
     model.fragments_from = pairs.train.fragments.made_by if pairs.train.fragments else None
-    model.fragments_options = dict(config.data.features.options)
+    features = config.data.features
+    if model.fragments_from == with_options(features.extractor, features.options):
+        model.fragments_from, model.fragments_options = features.extractor, dict(features.options)
     for note in loading_notes(model):
         progress.say(f"warning: {note}")
     if config.model.init_from:

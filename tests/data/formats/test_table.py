@@ -424,3 +424,18 @@ def test_files_whose_names_differ_in_case_are_different_images(tmp_path):
     rows = ["P1.jpg,a dog,train", "p1.jpg,a cat,train"]
     write_lines(tmp_path / "captions.csv", ["image,caption,split", *rows])
     assert list(load_pairs(tmp_path)["train"].ids) == ["P1", "p1"]
+
+
+def test_of_two_tables_the_one_with_captions_is_read(tmp_path) -> None:
+    (tmp_path / "trip.csv").write_text("image,caption\nbeach.jpg,a beach\n")
+    (tmp_path / "prices.csv").write_text("product,price\nlamp,12\n")
+    pairs = load_pairs(tmp_path, strict=False)
+    assert [text for split in pairs for text in split.texts] == ["a beach"]
+    notes = {problem.where: problem.kind for problem in pairs.problems}
+    assert notes[str(tmp_path / "prices.csv")] == "unrelated-table"
+    named = load_pairs(
+        tmp_path,
+        options={"image_column": "product", "caption_column": "price"},
+        strict=False,
+    )
+    assert [text for split in named for text in split.texts] == ["12"]

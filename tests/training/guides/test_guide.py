@@ -327,6 +327,18 @@ def test_other_features_are_refused_by_what_differs(split, built, tmp_path) -> N
         open_guide(built, broken)
 
 
+def test_a_guide_that_names_no_options_of_an_extractor_is_compared_by_its_numbers(
+    split, teachers, tmp_path
+) -> None:
+    def made_by(name: str) -> Split:
+        return replace(split, fragments=replace(split.fragments, made_by=name))
+
+    build_guide(tmp_path / "g", teachers, made_by("segments"))
+    assert open_guide(tmp_path / "g", made_by('segments {"side": 96}')) is not None
+    with pytest.raises(DataError, match=r"an extractor of 'segments', these data have 'grid'"):
+        open_guide(tmp_path / "g", made_by("grid"))
+
+
 def test_a_teacher_of_other_features_is_refused(split, teachers, tmp_path) -> None:
     from tests.conftest import make_split
 

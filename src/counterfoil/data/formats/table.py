@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from counterfoil.core.errors import MissingExtraError
 from counterfoil.core.storage.reading import open_regular
 from counterfoil.data.formats.base import (
     RESERVED,
@@ -49,6 +50,9 @@ from counterfoil.data.formats.text_files import (
 )
 from counterfoil.data.images import FileImage, MissingImage
 from counterfoil.data.pairs import ProblemLog, Split
+
+UNRELATED = "unrelated-table"
+"""Kind of the note that a table beside images has no captions and is not read."""
 
 _NAMES = ("captions", "metadata")
 _NO_HEADER = (".jsonl", ".ndjson", ".parquet")  # rows name their columns themselves
@@ -85,12 +89,17 @@ class TableSource(Source):
 
     @classmethod
     def matches(cls, path: Path) -> bool:
-        return bool(_tables(path))
+        return bool(tables_in(path))
 
     def read(self, path: Path, log: ProblemLog) -> Draft:
         root = path if path.is_dir() else path.parent
         draft = Draft(path.name if path.is_dir() else path.stem)
-        tables = [path] if _is_readable(path) else _tables(path)
+        tables = [path] if _is_readable(path) else tables_in(path)
+        if len(tables) > 1:
+            others = unrelated_tables(path, self.columns)
+            if len(others) < len(tables):
+                log_unrelated(others, log)
+                tables = [table for table in tables if table not in others]
         named = [split_in_name(table.stem) for table in tables]
         if len(tables) == 1 and named[0] != tables[0].stem.lower():
             named = [None]
@@ -302,7 +311,8 @@ def _is_readable(path: Path) -> bool:
     return path.is_file() and path.suffix.lower() in READERS
 
 
-def _tables(path: Path) -> list[Path]:
+def tables_in(path: Path) -> list[Path]:
+    """The table at a path, or those in a folder: the ones named for captions if there are any."""
     if path.is_file():
         named = path.suffix.lower() in READERS and path.suffix.lower() != ".txt"
         return [path] if named or _is_kaggle_captions(path) else []
@@ -319,6 +329,32 @@ def _tables(path: Path) -> list[Path]:
         if preferred := [file for file in tables if file.stem.lower() == name]:
             return preferred
     return tables
+
+
+def unrelated_tables(
+    folder: Path, chosen: Mapping[str, str | None] | None = None
+) -> dict[Path, str]:
+    """Tables in a folder without columns of images and captions, such as prices.csv; why they are.
+
+    The name of a table (captions, metadata or a split) can say that it has captions; then it is not
+    listed, as its columns are a mistake to report. ``chosen`` names columns by role.
+    """
+    reasons = {}
+    for table in tables_in(folder) if folder.is_dir() else ():
+        if table.stem.lower() in _NAMES or split_in_name(table.stem):
+            continue
+        with suppress(MissingExtraError):  # a table that cannot be read may have captions
+            _, row = next(iter(read_rows(table, ProblemLog())), (0, None))
+            columns = "it has no rows" if row is None else find_columns(row, dict(chosen or {}))
+            if isinstance(columns, str):
+                reasons[table] = columns
+    return reasons
+
+
+def log_unrelated(tables: Mapping[Path, str], log: ProblemLog) -> None:
+    """Note that tables are not read, and why."""
+    for table, reason in tables.items():
+        log.note(UNRELATED, table, f"not used as captions: {reason}")
 
 
 def _is_kaggle_captions(path: Path) -> bool:

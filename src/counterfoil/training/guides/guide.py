@@ -25,6 +25,7 @@ from counterfoil.core.tensors.host_mirror import attach_host_copy
 from counterfoil.data.pairs import Split
 from counterfoil.encoders import Encoded
 from counterfoil.encoders.stored import EncodedReader, full_precision
+from counterfoil.features.extractors import same_extractor
 from counterfoil.matchers import Matcher
 from counterfoil.matchers.fragment_matcher import CrossAttentionMatcher
 from counterfoil.models.model import Model
@@ -234,10 +235,11 @@ def open_guide(folder: Path, split: Split) -> MatrixGuide | EmbeddingGuide:
 def load_teacher(run: Path, split: Split) -> Model:
     """The best model of a run, checked to read the fragments of a split."""
     model, table = from_pretrained(model_folder(run)), split.require_fragments()
-    if model.fragments_from != table.made_by and None not in (model.fragments_from, table.made_by):
+    wanted, given = model.fragments_name, table.made_by
+    if wanted is not None and given is not None and not same_extractor(wanted, given):
         raise DataError(
-            f"{run}: its model reads fragments of '{model.fragments_from}', the data have those of "
-            f"'{table.made_by}'; train both on the same features"
+            f"{run}: its model reads fragments of '{wanted}', the data have those of '{given}'; "
+            "train both on the same features"
         )
     if model.input_dim != table.dim:
         raise DataError(

@@ -20,6 +20,7 @@ from counterfoil.core.storage.reading import digest_of, open_text, read_text
 from counterfoil.data.fragments import FragmentTable
 from counterfoil.data.pairs import Split
 from counterfoil.encoders.stored import Extent
+from counterfoil.features.extractors import same_extractor, split_full_name
 from counterfoil.models.store import WEIGHTS
 
 IDS, CAPTIONS = "ids.jsonl", "captions.jsonl"
@@ -135,11 +136,21 @@ def _feature_difference(mark: FeatureMark, now: FeatureMark) -> str | None:
     for key, name in names.items():
         theirs: Any = getattr(mark, key)
         mine: Any = getattr(now, key)
-        if theirs != mine:
+        if theirs != mine and not (key == "made_by" and _may_be_same(theirs, mine)):
             return f"its features have {name} of {_quoted(theirs)}, these data have {_quoted(mine)}"
     if mark.sha256 != now.sha256:
         return "its features are others: same shape, but not the same numbers of the same images"
     return None
+
+
+def _may_be_same(theirs: str | None, mine: str | None) -> bool:
+    """Whether two extractors can have made the same features, which the digest then decides.
+
+    Guides of earlier versions name extractors without their options.
+    """
+    if theirs is None or mine is None:
+        return False
+    return same_extractor(theirs, mine) or theirs == split_full_name(mine)[0]
 
 
 def _quoted(value: object) -> str:
