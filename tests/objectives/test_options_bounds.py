@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 
 import counterfoil as cf
-from counterfoil.core.errors import ConfigError
+from counterfoil.core.errors import ArgumentError, ConfigError
 from counterfoil.objectives import create_objective, objectives
 from counterfoil.objectives.triplet import Triplet
 
@@ -96,3 +97,18 @@ def test_an_objective_built_in_python_names_its_option_too() -> None:
 
     with pytest.raises(ConfigError, match=r"^Mine\.margin: at least 0, got -1"):
         Mine(margin=-1)
+
+
+@pytest.mark.parametrize("value", ["no", "false", 0])
+def test_an_option_that_is_on_or_off_takes_nothing_else(value) -> None:
+    for name in objectives:
+        for option, default in objectives.options(name).items():
+            if isinstance(default, bool):
+                with pytest.raises(
+                    ArgumentError, match=rf"\({option}=…\): expected True or False, got {value!r}"
+                ):
+                    objectives[name](**{option: value})
+
+
+def test_a_flag_may_be_of_numpy() -> None:
+    assert objectives["sel"](hardest=np.bool_(True)).hardest

@@ -152,7 +152,7 @@ class Registry(Generic[T]):
 
 
 def _check_when_built(entry: Any) -> None:
-    """Let a class refuse options that are not the number or the choice that it expects."""
+    """Let a class refuse options that are not the number, flag or choice that it expects."""
     build = entry.__init__
     options = {
         key: parameter.default
@@ -164,7 +164,7 @@ def _check_when_built(entry: Any) -> None:
 
     @cache
     def kinds() -> dict[str, set[Any]]:
-        """The types of each option that takes a number or a choice, and maybe None."""
+        """The types of each option that takes a number, a flag or a choice, and maybe None."""
         hints = get_type_hints(build)
         unions = (Union, UnionType)
         types = {
@@ -175,20 +175,24 @@ def _check_when_built(entry: Any) -> None:
         return {
             key: one
             for key, one in types.items()
-            if one <= {int, float, type(None)} or _choices(one) is not None
+            if one <= {int, float, type(None)}
+            or one <= {bool, type(None)}
+            or _choices(one) is not None
         }
 
     @functools.wraps(build)
     def checked(self: Any, *args: Any, **given: Any) -> None:
         # the options of a subclass were recorded first, and stay
         getattr(self, "__dict__", {}).setdefault(OPTIONS, options | given)
-        numeric = {key: one for key, one in kinds().items() if _choices(one) is None}
         infinite = getattr(self, "may_be_infinite", ())
-        for key in numeric.keys() & given.keys():
-            where = f"{type(self).__name__}({key}=…)"
-            _require_number(where, given[key], numeric[key])
-            if given[key] is not None and math.isinf(given[key]) and key not in infinite:
-                raise ArgumentError(f"{where}: expected a finite number, got {given[key]}")
+        for key in kinds().keys() & given.keys():
+            where, types, value = f"{type(self).__name__}({key}=…)", kinds()[key], given[key]
+            if bool in types:
+                _require_flag(where, value, types)
+            elif _choices(types) is None:
+                _require_number(where, value, types)
+                if value is not None and math.isinf(value) and key not in infinite:
+                    raise ArgumentError(f"{where}: expected a finite number, got {value}")
         build(self, *args, **given)  # first: a class may refuse a choice with advice of its own
         for key in kinds().keys() & given.keys():
             choices = _choices(kinds()[key])
@@ -207,6 +211,12 @@ def _choices(types: set[Any]) -> list[Any] | None:
     if len(literals) != 1 or types - {*literals, type(None)}:
         return None
     return [*get_args(literals[0]), *([None] if type(None) in types else [])]
+
+
+def _require_flag(where: str, value: Any, types: set[Any]) -> None:
+    is_flag = type(value).__name__ in ("bool", "bool_")  # Python's and NumPy's
+    if not is_flag and not (value is None and type(None) in types):
+        raise ArgumentError(f"{where}: expected True or False, got {short_repr(value)}")
 
 
 def _require_number(where: str, value: Any, types: set[Any]) -> None:
