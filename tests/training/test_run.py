@@ -23,6 +23,7 @@ from counterfoil.core.errors import ConfigError, CounterfoilError, DataError
 from counterfoil.core.progress import Silent
 from counterfoil.data.pairs import Pairs
 from counterfoil.features import with_fragments
+from counterfoil.models.store import save_pretrained
 from counterfoil.models.yardstick import measure_yardstick
 from counterfoil.training.checkpoint import Checkpoints, Position
 from counterfoil.training.run import execute, new_model
@@ -172,6 +173,14 @@ def test_features_are_extracted_of_the_named_splits_only(tmp_path) -> None:
     with pytest.raises(DataError, match=r"no split 'tset'.*test"):
         read("tset")
     assert not list(tmp_path.glob("cache-tset/**/*.npy"))  # refused before anything is extracted
+
+
+def test_a_model_of_unknown_features_is_refused_before_images_are_read(tmp_path, concepts) -> None:
+    save_pretrained(make("scan-t2i", concepts), tmp_path / "imported")
+    source, cache = photos(tmp_path, ["test"] * 3), tmp_path / "cache"
+    with pytest.raises(DataError, match=r"does not say whose; those of 'segments'.* have \d+"):
+        data_for_run(tmp_path / "imported", str(source), None, {}, cache, Silent())
+    assert not list(cache.glob("**/*.npy"))
 
 
 @pytest.mark.slow

@@ -40,7 +40,7 @@ from counterfoil.data.splits import (
     with_dev_split,
     with_noise_index,
 )
-from counterfoil.features import with_fragments
+from counterfoil.features import extractors, with_fragments
 from counterfoil.models import Model, resolve
 from counterfoil.models.catalogue import pixel_options, reads_pixels
 from counterfoil.objectives import Composite
@@ -56,6 +56,8 @@ DATA_IDENTITY_KEYS = (
     "dev_share",
 )
 """Config keys that determine images, captions, features and their order."""
+
+DEFAULT_EXTRACTOR = "segments"
 
 
 def read_data(
@@ -369,12 +371,27 @@ def data_for_run(
             progress.say(f"note: {problem}")
     model, dev_ids = load_model(run, "cpu"), read_dev_split(run)
     wanted = pairs if splits is None else _only(pairs, splits, dev_from_train=bool(dev_ids))
+    _check_width(model, wanted, run)
     extracted = with_fragments(
-        wanted, cache, model.fragments_from or "segments", model.fragments_options, progress
+        wanted, cache, model.fragments_from or DEFAULT_EXTRACTOR, model.fragments_options, progress
     )
     pairs = replace(extracted, splits={**pairs.splits, **extracted.splits})
     # the same images may come from another folder: its dev split was not trained on
     return with_dev_split(pairs, 0.0, dev_ids)
+
+
+def _check_width(model: Model, pairs: Pairs, run: Path) -> None:
+    """Refuse a model of unknown features before images are extracted in vain."""
+    unread = [split.name for split in pairs if split.fragments is None and split.pixels is not None]
+    if model.fragments_from or not unread:
+        return
+    width = extractors.create(DEFAULT_EXTRACTOR, {}).dim
+    if model.input_dim != width:
+        raise DataError(
+            f"{run}: its model reads fragments of {model.input_dim} numbers and does not say whose;"
+            f" those of '{DEFAULT_EXTRACTOR}', which images get by default, have {width}; name a "
+            "folder of the features that it was trained on"
+        )
 
 
 def _only(pairs: Pairs, names: Collection[str], dev_from_train: bool) -> Pairs:
