@@ -92,3 +92,13 @@ def test_a_recipe_that_contradicts_itself_loads_but_is_refused_for_a_new_run(tmp
 def test_an_override_that_is_none_is_still_refused_as_before(override) -> None:
     with pytest.raises(ConfigError, match=r"not a value|looks like|train"):
         load_config("coco/chan", [override])
+
+
+def test_a_recipe_that_extends_another_replaces_its_schedule(tmp_path) -> None:
+    mine = tmp_path / "mine.yaml"
+    mine.write_text("extends: coco/chan\ntrain: {schedule: {name: cosine}}\n", encoding="utf-8")
+    config = load_config(mine, [])
+    refuse_unread(config)
+    assert config.train.schedule.decay_epochs == []
+    mine.write_text("extends: coco/chan\ntrain: {schedule: {factor: 0.5}}\n", encoding="utf-8")
+    assert load_config(mine, []).train.schedule.decay_epochs == [15]

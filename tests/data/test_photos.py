@@ -107,3 +107,23 @@ def test_a_table_of_captions_is_not_passed_over(folder, name: str, text: str) ->
     (folder / "prices.csv").write_text("product,price\nlamp,12\n")
     (folder / name).write_text(text)
     assert not has_only_photos(str(folder))
+
+
+def test_options_of_the_data_say_that_a_table_has_captions(folder) -> None:
+    (folder / "trip.csv").write_text("datei,beschreibung\np0.png,ein Hund\n", encoding="utf-8")
+    assert has_only_photos(str(folder))
+    assert not has_only_photos(str(folder), options={"caption_column": "beschreibung"})
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("trip.csv", "image,caption\np0.png,ein Hund\n".encode("utf-16")),
+        ("trip.csv", "image,caption\np0.png,für\n".encode("latin-1")),
+        ("trip.jsonl", b'{"image": "p0.png", "capt'),
+        ("trip.jsonl", b'{"version": 1}\n{"image": "p0.png", "caption": "a dog"}\n'),
+    ],
+)
+def test_a_damaged_table_may_have_captions(folder, name, content) -> None:
+    (folder / name).write_bytes(content)
+    assert not has_only_photos(str(folder))

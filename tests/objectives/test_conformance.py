@@ -168,6 +168,12 @@ def test_infinite_scores_are_refused(name, value) -> None:
         objectives[name]()(scores)
 
 
+@pytest.mark.parametrize("value", [3, np.int64(3), np.array(3), torch.tensor(3)], ids=repr)
+def test_an_epoch_may_be_a_whole_number_of_any_kind(value) -> None:
+    objective, scores = create_objective({"hardest": {"warmup_epochs": 2}}), torch.eye(3) / 4
+    assert torch.equal(objective(scores, epoch=value, step=value), objective(scores, epoch=3))
+
+
 @pytest.mark.parametrize("value", ["1", 1.0, -1, True, None, torch.tensor(1.0)], ids=repr)
 @pytest.mark.parametrize("key", ["epoch", "step"])
 @pytest.mark.parametrize("name", NAMES)

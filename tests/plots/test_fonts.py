@@ -46,7 +46,7 @@ def other_font(tmp_path):
 def fresh_caches(monkeypatch):
     """No other fonts than those of a test."""
     monkeypatch.setattr(fonts, "FALLBACKS", ())
-    cached = (fonts.font, fonts.fallback, fonts._face_for, fonts._has_glyph)
+    cached = (fonts.font, fonts.fallback, fonts._face_for, fonts._has_glyph, fonts._file_of)
     for one in cached:
         one.cache_clear()
     yield
@@ -96,3 +96,9 @@ def test_a_text_that_the_first_font_has_is_drawn_at_once(monkeypatch) -> None:
 
 def test_a_selector_of_a_style_is_not_drawn() -> None:
     assert (drawn("❤\ufe0f") == drawn("❤")).all()
+
+
+def test_fonts_of_the_working_directory_are_not_used(other_font, monkeypatch) -> None:
+    monkeypatch.chdir(other_font.parent)
+    assert fonts.fallback(str(other_font), SIZE) is not None
+    assert fonts.fallback(other_font.name, SIZE) is None

@@ -324,7 +324,7 @@ def test_more_results_than_items_are_all_items(indexes) -> None:
         indexes["naaf"].search(QUERY, shortlist_size=0)
 
 
-def test_without_captions_an_image_is_told_how_to_find_similar_ones(
+def test_an_image_query_without_captions_names_the_option_for_similar_images(
     models, concepts, tmp_path
 ) -> None:
     split = with_captions(concepts.test.select(range(4)), [])

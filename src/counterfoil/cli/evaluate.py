@@ -340,11 +340,12 @@ def _evaluate_ensemble(
     runs: list[Path], split: Split, settings: _Settings, first: _FirstStage | None = None
 ) -> Evaluation:
     """One model, or several as an ensemble."""
+    from counterfoil.models.model import reads_the_same
     from counterfoil.training.run_folder import load_model
 
     made = settings.make_foils(split)
     models = [load_model(run, settings.device) for run in runs]
-    if len({(model.fragments_from, str(model.fragments_options)) for model in models}) > 1:
+    if not all(reads_the_same(models[0], model) for model in models):
         raise ConfigError("these runs read different features: evaluate them with --separately")
     say_fallback(settings.bars, models)
     return _evaluate(models, split, made, settings, first)

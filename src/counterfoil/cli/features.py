@@ -174,7 +174,7 @@ def _read(
     from counterfoil.data import load_pairs
     from counterfoil.data.photos import has_only_photos, read_photos
 
-    if has_only_photos(source, format):
+    if has_only_photos(source, format, options):
         return read_photos(Path(source))
     return load_pairs(source, format, options=options, cache_dir=cache, progress=bars)
 

@@ -17,7 +17,7 @@ from counterfoil.core.errors import CheckpointError, ConfigError, nearest
 from counterfoil.core.recipes import find_recipe, parse_yaml, suggest_recipes
 from counterfoil.core.registry import declared, short_repr
 from counterfoil.core.storage.reading import RECIPE_BYTES, read_text
-from counterfoil.core.unread_options import without_replaced
+from counterfoil.core.unread_options import without_extended, without_replaced
 
 MAX_SEED = 2**32 - 1
 """Largest seed that every random generator accepts."""
@@ -291,7 +291,8 @@ def read_recipe(path: Path, _seen: tuple[Path, ...] = ()) -> dict[str, Any]:
     if not isinstance(base, str) or not base:
         raise ConfigError(f"{path}: extends: expected the name of a recipe, got {short_repr(base)}")
     extended = path.parent / find_recipe(Path(base))  # recipes of the package are absolute paths
-    return merge(read_recipe(extended, (*_seen, path.resolve())), tree)
+    base_tree = read_recipe(extended, (*_seen, path.resolve()))
+    return merge(without_extended(base_tree, tree), tree)
 
 
 def _is_path(path: Path) -> bool:

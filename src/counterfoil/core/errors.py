@@ -95,6 +95,10 @@ class UnknownNameError(ConfigError):
 
 def nearest(name: str, known: Iterable[str]) -> str:
     """A hint such as ``; did you mean 'epochs'?``, or an empty string."""
-    by_lower = {each.lower(): each for each in known}
-    close = difflib.get_close_matches(str(name).lower(), list(by_lower), n=1, cutoff=0.5)
+    given, names = str(name), list(known)
+    by_lower = {each.lower(): each for each in names}
+    close = difflib.get_close_matches(given.lower(), list(by_lower), n=1, cutoff=0.5)
+    same_case = difflib.get_close_matches(given, names, n=1, cutoff=0.5)
+    if close and same_case and same_case[0].lower() == close[0]:
+        return f"; did you mean '{same_case[0]}'?"
     return f"; did you mean '{by_lower[close[0]]}'?" if close else ""

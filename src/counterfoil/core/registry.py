@@ -191,7 +191,7 @@ def _check_when_built(entry: Any) -> None:
                 _require_flag(where, value, types)
             elif _choices(types) is None:
                 _require_number(where, value, types)
-                if value is not None and math.isinf(value) and key not in infinite:
+                if isinstance(value, float) and math.isinf(value) and key not in infinite:
                     raise ArgumentError(f"{where}: expected a finite number, got {value}")
         build(self, *args, **given)  # first: a class may refuse a choice with advice of its own
         for key in kinds().keys() & given.keys():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import yaml
@@ -25,8 +26,10 @@ class Reader(NamedTuple):
     advice: str
 
     def reads(self, value: Any) -> bool:
-        return value in self.values if self.values else bool(value)
+        return value in list(self.values) if self.values else bool(value)
 
+
+_NOT_GIVEN = object()
 
 READERS = (
     Reader("train.schedule.decay_epochs", "train.schedule.name", ("step",), "step"),
@@ -59,14 +62,30 @@ def without_replaced(tree: Mapping[str, Any], overrides: Sequence[str]) -> dict[
 
     ``train.schedule.name=cosine`` also removes the ``decay_epochs`` of the recipe.
     """
-    result = dict(tree)
-    given = {key.strip(): text for key, _, text in (one.partition("=") for one in overrides)}
+    given = {}
+    for one in overrides:
+        key, _, text = one.partition("=")
+        with suppress(ValueError, yaml.YAMLError):  # refused when it is applied
+            given[key.strip()] = parse_yaml(text)
+    return _without_unread(tree, given)
+
+
+def without_extended(tree: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
+    """The same of a recipe that is extended by another one, ``change``."""
+    given = {}
     for reader in READERS:
-        try:
-            value = parse_yaml(given[reader.decided_by])
-        except (KeyError, ValueError, yaml.YAMLError):  # not given; or refused when it is applied
-            continue
-        if not reader.reads(value):
+        value: Any = change
+        for key in reader.decided_by.split("."):
+            value = value.get(key, _NOT_GIVEN) if isinstance(value, Mapping) else _NOT_GIVEN
+        if value is not _NOT_GIVEN:
+            given[reader.decided_by] = value
+    return _without_unread(tree, given)
+
+
+def _without_unread(tree: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    result = dict(tree)
+    for reader in READERS:
+        if reader.decided_by in given and not reader.reads(given[reader.decided_by]):
             result = _without(result, reader.option.split("."))
     return result
 

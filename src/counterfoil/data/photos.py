@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from counterfoil.core.errors import DataError
@@ -21,16 +21,19 @@ def is_photo(name: str) -> bool:
     return not name.startswith(".") and Path(name).suffix.lower() in ENDINGS
 
 
-def has_only_photos(source: str, format: str | None = None) -> bool:
+def has_only_photos(
+    source: str, format: str | None = None, options: Collection[str] | None = None
+) -> bool:
     """Whether a source is a folder with images, in it or below it, that no format of data has.
 
-    Tables that have nothing to do with the images, such as prices.csv, do not count.
+    Tables that have nothing to do with the images, such as prices.csv, do not count, unless there
+    are ``options`` of the data, which may say what their columns are.
     """
     path = Path(source)
     if format is not None or is_named(source, None) or is_url(source) or not path.is_dir():
         return False
     formats = [name for name in sources if sources[name].matches(path)]
-    if formats == ["table"] and len(unrelated_tables(path)) == len(tables_in(path)):
+    if formats == ["table"] and not options and len(unrelated_tables(path)) == len(tables_in(path)):
         formats = []
     if formats:
         return False

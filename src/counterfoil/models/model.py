@@ -146,7 +146,7 @@ class Model(nn.Module):
                 f"split '{split.name}': the model '{self.spec.name}' reads fragments of "
                 f"'{wanted}', these are of '{table.made_by}'; name the images themselves instead "
                 f"of these features, or extract them with: counterfoil features IMAGES -b {name}"
-                f"{chosen}"
+                f"{chosen}{_unrecorded(wanted, table.made_by)}"
             )
         return table
 
@@ -425,3 +425,22 @@ def as_list(given: Any, what: str) -> list[Any]:
     if not items:
         raise ArgumentError(f"{what}: expected at least one, got none")
     return items
+
+
+def reads_the_same(one: Model, other: Model) -> bool:
+    """Whether two models read fragments of the same extractor, options and width."""
+    names = [each for each in (one.fragments_name, other.fragments_name) if each is not None]
+    if one.input_dim != other.input_dim or len(names) == 1:
+        return False
+    return not names or same_extractor(*names)
+
+
+def _unrecorded(wanted: str, given: str) -> str:
+    """A hint if a model may have been made before the options of extractors were stored."""
+    (name, options), (given_name, given_options) = split_full_name(wanted), split_full_name(given)
+    if name != given_name or options:
+        return ""
+    return (
+        "; a model made in Python by an older version does not have these options: set "
+        f"model.fragments_options = {given_options} and save it again"
+    )

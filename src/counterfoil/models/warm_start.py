@@ -17,6 +17,7 @@ from counterfoil.core import zoo
 from counterfoil.core.config import model_folder
 from counterfoil.core.errors import ConfigError
 from counterfoil.data.text.tokenizers import HuggingFaceText, TextProcessor, WordText
+from counterfoil.features.extractors import same_extractor, split_full_name
 from counterfoil.matchers.cross_encoder import CrossEncoder, CrossHeads, Head
 from counterfoil.models.catalogue import PARTS
 from counterfoil.models.model import Model
@@ -106,11 +107,11 @@ def _check_fragments(model: Model, other: Model, folder: str | Path) -> None:
             f"model.init_from: {folder} reads fragments of {other.input_dim} numbers, the data of "
             f"this run has {model.input_dim}: start from a run on the same features"
         )
-    made_by = (other.fragments_from, model.fragments_from)
-    if None not in made_by and made_by[0] != made_by[1]:
+    wanted, own = other.fragments_name, model.fragments_name
+    if wanted is not None and own is not None and not same_extractor(wanted, own):
         raise ConfigError(
-            f"model.init_from: {folder} reads fragments of '{made_by[0]}', this run reads those "
-            f"of '{made_by[1]}': set data.features.extractor={made_by[0]}"
+            f"model.init_from: {folder} reads fragments of '{wanted}', this run reads those of "
+            f"'{own}': set data.features.extractor={split_full_name(wanted)[0]} and its options"
         )
 
 

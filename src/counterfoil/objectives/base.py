@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import numbers
+import operator
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -212,11 +212,15 @@ class Objective(nn.Module):
 
 def _read_count(name: str, value: Any) -> int:
     """An epoch or a step as a plain integer; raise unless it is a whole number from 0 on."""
-    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < 0:
+    try:
+        count = -1 if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        count = -1
+    if count < 0:
         raise ArgumentError(
             f"{name}: expected a whole number of at least 0, got {short_repr(value)}"
         )
-    return int(value)
+    return count
 
 
 def at_least_float32(scores: Tensor) -> Tensor:

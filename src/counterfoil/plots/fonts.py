@@ -1,12 +1,14 @@
-"""Text in pictures: characters that the first system font lacks, such as emoji, by others."""
+"""Text in pictures; characters that the first font lacks, such as emoji, by other system fonts."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from itertools import groupby
+from pathlib import Path
 
 from PIL import Image, ImageDraw, ImageFont
 
@@ -57,22 +59,37 @@ class Face:
 @cache
 def font(size: int) -> Font:
     """A system font with accents and signs if there is one, else Pillow's own."""
-    for name in FACES:
-        try:
-            return ImageFont.truetype(name, size)
-        except OSError:
-            continue
+    for path in filter(None, map(_file_of, FACES)):
+        return ImageFont.truetype(path, size)
     return ImageFont.load_default(size)
 
 
 @cache
 def fallback(name: str, size: int) -> Face | None:
     """A font by its file name; None if the system does not have it."""
+    path = _file_of(name)
+    if path is None:
+        return None
     for actual in (size, *BITMAP_SIZES):
+        with suppress(OSError):
+            return Face(ImageFont.truetype(path, actual), size / actual)
+    return None
+
+
+@cache
+def _file_of(name: str) -> str | None:
+    """Where the system has a font; None if it does not.
+
+    Pillow would first look in the working directory, whose files may be anybody's.
+    """
+    if not Path(name).is_absolute() and Path(name).exists():
+        return None
+    for size in (16, *BITMAP_SIZES):
         try:
-            return Face(ImageFont.truetype(name, actual), size / actual)
-        except OSError:
-            continue
+            return str(ImageFont.truetype(name, size).path)
+        except OSError as error:
+            if "cannot open resource" in str(error):
+                return None
     return None
 
 

@@ -16,6 +16,7 @@ FOR, AGAINST = (22, 163, 74), (220, 38, 38)
 INK, FAINT, PAPER = (31, 41, 55), (107, 114, 128), (255, 255, 255)
 GROUND, RULE = (243, 244, 246), (229, 231, 235)
 WIDTH, MARGIN = 960, 36
+MAX_CHARACTERS = 400  # of a word: more than fit a line
 IMAGE_HEIGHT = 720
 CHIP_HEIGHT, LINE_HEIGHT = 44, 78
 
@@ -78,7 +79,7 @@ def _layout(chips: Sequence[Chip]) -> list[tuple[Chip, str, float, float, float]
     layout = []
     x, y = float(MARGIN), 0.0
     for chip in chips:
-        text = chip.word
+        text = chip.word if len(chip.word) <= MAX_CHARACTERS else f"{chip.word[:MAX_CHARACTERS]}…"
         while text_length(text, 26) > WIDTH - 2 * MARGIN - 20 and len(text) > 1:
             text = text[:-2] + "…"
         width = max(text_length(text, 26) + 20, 64.0)

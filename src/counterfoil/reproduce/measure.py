@@ -41,7 +41,7 @@ from counterfoil.evaluation.report import Report, RetrievalReport, WordReport
 from counterfoil.evaluation.words.evaluate import evaluate_rule_words, evaluate_words
 from counterfoil.matchers.cross_encoder import CrossEncoder
 from counterfoil.models.match import Method
-from counterfoil.models.model import Model
+from counterfoil.models.model import Model, reads_the_same
 from counterfoil.reproduce.columns import OWN, RETRIEVED, FoilOptions, MeasureColumn
 from counterfoil.reproduce.plan import PlannedRun
 from counterfoil.reproduce.results import Speed, read_cost
@@ -76,7 +76,7 @@ class RunEvaluator:
         settings = runs[0].config.evaluation
         split = self.split_of(runs[0])
         models = [_model(run) for run in runs]
-        if len({(model.fragments_from, str(model.fragments_options)) for model in models}) > 1:
+        if not all(reads_the_same(models[0], model) for model in models):
             raise ConfigError(
                 "the members of this ensemble read different features; choose runs with the same"
             )

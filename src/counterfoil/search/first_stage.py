@@ -25,7 +25,7 @@ from counterfoil.data.pairs import Split
 from counterfoil.data.text.tokenizers import known_text
 from counterfoil.encoders import Encoded
 from counterfoil.matchers.ensemble import EnsembleMatcher, split_members
-from counterfoil.models.model import Model
+from counterfoil.models.model import Model, reads_the_same
 from counterfoil.scoring.encode import encode_images, encode_texts, score_all
 from counterfoil.search.fde import FixedEncoding, Role
 from counterfoil.search.items import Side
@@ -334,11 +334,10 @@ def check_first(model: Model, first: Model) -> None:
             f"--retriever: the model '{first.spec.name}' has no whole vectors to find a shortlist "
             "with; name a run of a model that compares them, such as vse-infty or rvse-mlp"
         )
-    reads = [(m.fragments_from, m.fragments_options, m.input_dim) for m in (model, first)]
-    if reads[0] != reads[1]:
+    if not reads_the_same(model, first):
         raise ConfigError(
             f"--retriever: '{first.spec.name}' reads fragments of "
-            f"'{first.fragments_from or 'precomputed features'}' ({first.input_dim} numbers), "
-            f"'{model.spec.name}' those of '{model.fragments_from or 'precomputed features'}' "
+            f"'{first.fragments_name or 'precomputed features'}' ({first.input_dim} numbers), "
+            f"'{model.spec.name}' those of '{model.fragments_name or 'precomputed features'}' "
             f"({model.input_dim} numbers): train both on the same features"
         )

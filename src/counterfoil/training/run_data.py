@@ -360,7 +360,7 @@ def data_for_run(
         if options or format:
             raise ConfigError("--option and --format say how to read --data: name it, too")
         return read_data(config, cache, progress, _own_pixels(run, config), read_dev_split(run))
-    if photos and has_only_photos(data, format):
+    if photos and has_only_photos(data, format, options):
         if options:
             raise ConfigError(f"--option: {data} is a folder of photos, which has no options")
         pairs = read_photos(Path(data))

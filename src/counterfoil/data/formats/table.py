@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +52,7 @@ from counterfoil.data.formats.text_files import (
 from counterfoil.data.images import FileImage, MissingImage
 from counterfoil.data.pairs import ProblemLog, Split
 
-UNRELATED = "unrelated-table"
+UNRELATED, FIRST_ROWS = "unrelated-table", 20
 """Kind of the note that a table beside images has no captions and is not read."""
 
 _NAMES = ("captions", "metadata")
@@ -334,7 +335,7 @@ def tables_in(path: Path) -> list[Path]:
 def unrelated_tables(
     folder: Path, chosen: Mapping[str, str | None] | None = None
 ) -> dict[Path, str]:
-    """Tables in a folder without columns of images and captions, such as prices.csv; why they are.
+    """Tables in a folder without columns of images and captions, such as prices.csv; with reasons.
 
     The name of a table (captions, metadata or a split) can say that it has captions; then it is not
     listed, as its columns are a mistake to report. ``chosen`` names columns by role.
@@ -344,10 +345,11 @@ def unrelated_tables(
         if table.stem.lower() in _NAMES or split_in_name(table.stem):
             continue
         with suppress(MissingExtraError):  # a table that cannot be read may have captions
-            _, row = next(iter(read_rows(table, ProblemLog())), (0, None))
-            columns = "it has no rows" if row is None else find_columns(row, dict(chosen or {}))
-            if isinstance(columns, str):
-                reasons[table] = columns
+            trial = ProblemLog()
+            rows = [row for _, row in islice(read_rows(table, trial), FIRST_ROWS)]
+            columns = [find_columns(row, dict(chosen or {})) for row in rows] or ["it has no rows"]
+            if not trial.problems and all(isinstance(each, str) for each in columns):
+                reasons[table] = str(columns[0])
     return reasons
 
 
