@@ -53,7 +53,7 @@ from counterfoil.data.images import FileImage, MissingImage
 from counterfoil.data.pairs import ProblemLog, Split
 
 UNRELATED, FIRST_ROWS = "unrelated-table", 20
-"""Kind of the note that a table beside images has no captions and is not read."""
+"""Kind of the note that a table is not read; and how many of its rows are searched for captions."""
 
 _NAMES = ("captions", "metadata")
 _NO_HEADER = (".jsonl", ".ndjson", ".parquet")  # rows name their columns themselves
