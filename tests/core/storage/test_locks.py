@@ -102,6 +102,24 @@ def test_a_forked_process_that_ends_leaves_the_lock_to_its_parent(tmp_path) -> N
         assert Lock(tmp_path / LOCK).is_held()
 
 
+def test_a_folder_that_goes_away_while_it_is_made_is_made_again(tmp_path, monkeypatch) -> None:
+    """`Path.mkdir` raises if a folder is there at first and gone when it looks for it."""
+    mkdir, seen = Path.mkdir, []
+
+    def made_by_another(path: Path, *args, **kwargs) -> None:
+        if len(seen) < 3:
+            seen.append(path)
+            raise FileExistsError(17, "File exists", str(path))
+        mkdir(path, *args, **kwargs)
+
+    monkeypatch.setattr(Path, "mkdir", made_by_another)
+    with locked_folder(tmp_path / "new", "waiting"):
+        assert seen == [tmp_path / "new"] * 3
+    (tmp_path / "file").touch()
+    with pytest.raises(FileExistsError), locked_folder(tmp_path / "file", "waiting"):
+        pass
+
+
 def test_of_many_that_come_at_once_to_a_new_folder_one_holds_it(tmp_path) -> None:
     """Each takes and frees the lock again and again; inside, it is always alone."""
     script = (

@@ -126,7 +126,7 @@ class Lock:
             try:
                 self.path.parent.mkdir(parents=True, exist_ok=True)
                 descriptor = _open(self.path)
-            except (FileNotFoundError, PermissionError) as error:
+            except (FileNotFoundError, FileExistsError, PermissionError) as error:
                 problem = error  # the last holder may have just removed the file or the folder
                 continue
             if not self._try_flock(descriptor):
