@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils.parametrizations import weight_norm
 
-from counterfoil.core.errors import ConfigError, DataError
+from counterfoil.core.errors import ArgumentError, ConfigError, DataError
 from counterfoil.core.registry import refuse_unused
 from counterfoil.core.tensors.modes import is_exporting
 from counterfoil.encoders.encoded import Encoded
@@ -195,6 +195,11 @@ class GSMN(FragmentMatcher):
         return 2 * (words * regions + (words + regions) * per_node)
 
     def tile(self, images: Encoded, texts: Encoded) -> Tensor:
+        if fragments(texts).dtype == next(self.parameters()).dtype == torch.float16:
+            raise ArgumentError(
+                "GSMN has no float16: squared norms of its blocks are too small for it; use "
+                "bfloat16, or float32 weights under autocast"
+            )
         scores: list[Tensor] = []
         if self.visual is not None:
             x = self._match_nodes(images, texts)  # [T, I, R, B]

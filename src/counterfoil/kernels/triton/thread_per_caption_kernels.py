@@ -10,8 +10,8 @@ are doubled beforehand. Loading an entry takes longer than multiplying by it, so
 handles two words of a caption, or two regions of an image: e are the weights of the first, f of the
 second. If their number is odd, the last is computed twice and counted once.
 
-Triton compiles a kernel again for sizes and addresses that are multiples of 16, unless told not to:
-the blocks of one job would need several variants, of several seconds each.
+Triton compiles a kernel again for sizes and addresses that are multiples of 16, unless a decorator
+excludes them: the blocks of one job would need several variants, of several seconds each.
 """
 
 from __future__ import annotations
