@@ -22,13 +22,13 @@ was tried gets the next one, until it is inside: give it two values to start fro
 store has some, and values far from the best are not trained. A run whose result is in ``store`` is
 not trained. Every process imports PyTorch, starts the GPU and reads the data once, and then trains
 one run after the other, so that short runs do not wait for these. After ``--seconds``, runs save
-themselves; the same call goes on. Recalls are stored meanwhile and at the end. Foils and words that
-the table shows are measured by the process that trained the run, unless another run writes the
-foils; `counterfoil reproduce` finds the runs and their measures finished, and stores the whole
-table.
+themselves; the same call goes on. Recalls are stored meanwhile and at the end. What else the tables
+show is measured as soon as the run, and the one that writes its foils, are finished;
+`counterfoil reproduce` finds the runs and their measures, and stores the whole table.
 
-Only what a table does not use is left out of a run: its page, example searches, and the yardstick
-of its explanations. What a finished run needs only to be resumed is deleted.
+Only what no table uses is left out of a run: its page, example searches, the yardstick of its
+explanations, and the comparison with the run that it started from. What a finished run needs only
+to be resumed is deleted.
 """
 
 from __future__ import annotations
@@ -40,7 +40,10 @@ import multiprocessing as mp
 import shutil
 import sys
 import time
+from collections import deque
+from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import cache
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -67,11 +70,24 @@ STORE_SECONDS = 20.0
 """Results are stored this often, so that a machine that goes away takes few of them along."""
 
 
+@dataclass(frozen=True)
+class Measurement:
+    """Columns of tables that can be measured for a run, each with the run that writes its foils."""
+
+    run: PlannedRun
+    columns: tuple[tuple[FoilOptions, MeasureColumn, PlannedRun | None], ...]
+
+    @property
+    def title(self) -> str:
+        return f"measuring {self.run.title}"
+
+
 class Queue:
     """The missing jobs of all entries by digest, and for each the first entry that wants it."""
 
     def __init__(self, path: Path, out: Path) -> None:
         self.jobs: dict[str, Job] = {}
+        self.measured: set[str] = set()
         self.ranks: dict[str, int] = {}
         self.plans: list[tuple[Plan, ResultCache]] = []
         self.climbing: set[int] = set()
@@ -133,18 +149,30 @@ class Queue:
                 rank, plan, {p.title for p in points if (p.line.run, p.value) == (line.run, value)}
             )
 
-    def measurements(self, digest: str) -> list[tuple[FoilOptions, MeasureColumn, PlannedRun]]:
-        """Columns of the tables that can be measured as soon as a run is finished."""
-        return [
-            (plan.artifact.foils, column, members[0])
+    @property
+    def shows_forgetting(self) -> bool:
+        """Whether a table compares runs with those that they started from."""
+        return any(
+            column.is_forgetting
             for plan, _ in self.plans
             if isinstance(plan.artifact, Measured)
-            for row in table_rows(plan)
-            for members in row.runs
-            if len(members) == 1 and members[0].digest == digest
-            for column in (given.of_row(row.foils, row.blind) for given in plan.artifact.measures)
-            if not column.writer
-        ]
+            for column in plan.artifact.measures
+        )
+
+    def measurements(self) -> list[Measurement]:
+        """What can be measured now and was not returned before, run by run."""
+        ready: dict[str, list[tuple[FoilOptions, MeasureColumn, PlannedRun | None]]] = {}
+        runs: dict[str, PlannedRun] = {}
+        for plan, _ in self.plans:
+            for options, column, run, writer in _wanted_columns(plan):
+                key = f"{run.digest} {column.model_dump_json()} {writer and writer.digest}"
+                missing = [one for one in (run, writer) if one and one.state != "finished"]
+                if missing or key in self.measured:
+                    continue
+                self.measured.add(key)
+                runs[run.digest] = run
+                ready.setdefault(run.digest, []).append((options, column, writer))
+        return [Measurement(runs[digest], tuple(columns)) for digest, columns in ready.items()]
 
     def store(self, cache_folder: Path, errors: dict[str, str]) -> None:
         """Store the recalls of the runs that are finished; lines that climb may want more runs."""
@@ -156,7 +184,23 @@ class Queue:
                 self._climb(rank, plan, latest(total, now))
 
 
-def _begin(cache_folder: Path) -> None:
+def _wanted_columns(
+    plan: Plan,
+) -> Iterator[tuple[FoilOptions, MeasureColumn, PlannedRun, PlannedRun | None]]:
+    """The measured columns of all rows and seeds whose numbers are not stored."""
+    if not isinstance(plan.artifact, Measured):
+        return
+    for row in table_rows(plan):
+        for index, members in enumerate(row.runs):
+            if len(members) != 1 or members[0].digest in plan.settled:
+                continue
+            for given in plan.artifact.measures:
+                column = given.of_row(row.foils, row.blind)
+                writer = plan.runs[column.writer][index] if column.writer else None
+                yield plan.artifact.foils, column, members[0], writer
+
+
+def _begin(cache_folder: Path, forgetting: bool) -> None:
     """Leave out of this process's runs what no table uses, and read each data set once."""
     from counterfoil.reproduce import measure
     from counterfoil.training import run
@@ -182,42 +226,45 @@ def _begin(cache_folder: Path) -> None:
     run.save_yardstick = lambda *_, **__: None
     run.write_report = lambda folder, *_, **__: folder / "report.html"
     run.example_searches = lambda *_, **__: None
+    if not forgetting:
+        run.forgetting_section = lambda *_, **__: []
 
 
-def serve(pipe: Connection, out: Path, cache_folder: Path, stop: Any) -> None:
-    """Train and measure one job after the other, as they come through the pipe."""
+def serve(pipe: Connection, out: Path, cache_folder: Path, forgetting: bool, stop: Any) -> None:
+    """Train or measure one job after the other, as they come through the pipe."""
     import torch
 
     from counterfoil.reproduce.runner import describe, do_one
 
     torch.set_num_threads(1)
-    _begin(cache_folder)
+    _begin(cache_folder, forgetting)
     evaluator = RunEvaluator(out / "evaluations", cache_folder, Silent())
     measures: dict[str, MeasureEvaluator] = {}
     while True:
-        received = pipe.recv()
-        if received is None:
+        job = pipe.recv()
+        if job is None:
             return
-        job, columns = received
         started = time.monotonic()
         finished, error = False, None
         try:
-            finished = do_one(job, cache_folder, Silent(), should_stop=stop.is_set)
-            if finished and (job.folder / "best").is_dir():
-                shutil.rmtree(job.folder / "last", ignore_errors=True)
-            for options, column, run in columns if finished else ():
-                key = options.model_dump_json()
-                if key not in measures:
-                    measures[key] = MeasureEvaluator(evaluator, options)
-                if not stop.is_set():
-                    with suppress(Exception):  # `counterfoil reproduce` meets it again, and says so
-                        measures[key].number(column, run, None)
+            if isinstance(job, Measurement):
+                for options, column, writer in job.columns:
+                    key = options.model_dump_json()
+                    if key not in measures:
+                        measures[key] = MeasureEvaluator(evaluator, options)
+                    if not stop.is_set():
+                        measures[key].number(column, job.run, writer)
+                finished = not stop.is_set()
+            else:
+                finished = do_one(job, cache_folder, Silent(), should_stop=stop.is_set)
+                if finished and (job.folder / "best").is_dir():
+                    shutil.rmtree(job.folder / "last", ignore_errors=True)
         except Exception as problem:  # one failed run must not stop the others
             error = describe(problem)
         gc.collect()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
-        pipe.send((job.digest, finished, error, time.monotonic() - started))
+        pipe.send((finished, error, time.monotonic() - started))
 
 
 def main() -> None:
@@ -236,57 +283,64 @@ def main() -> None:
     context = mp.get_context("spawn")
     stop = context.Event()
     workers: dict[Connection, mp.process.BaseProcess] = {}
-    for _ in range(min(options.jobs, len(waiting))):
+    arguments = options.out, options.cache, queue.shows_forgetting, stop
+    measuring = deque(queue.measurements())
+    for _ in range(min(options.jobs, len(waiting) + len(measuring))):
         ours, theirs = context.Pipe()
-        process = context.Process(target=serve, args=(theirs, options.out, options.cache, stop))
+        process = context.Process(target=serve, args=(theirs, *arguments))
         process.start()
         theirs.close()
         workers[ours] = process
     saved = begin
-    free, busy, failed, done = list(workers), dict[Connection, Job](), dict[str, str](), 0
+    free, done = list(workers), 0
+    busy: dict[Connection, Job | Measurement] = {}
+    failed: dict[str, str] = {}
     known = set(queue.jobs)
-    while waiting or busy:
+    while waiting or measuring or busy:
         if time.monotonic() - begin > options.seconds and not stop.is_set():
             stop.set()
             print(f"time is up: {len(waiting)} jobs not begun, {len(busy)} stopped", flush=True)
         if stop.is_set():
             waiting.clear()
+            measuring.clear()
+        while free and measuring:
+            pipe = free.pop()
+            busy[pipe] = measuring.popleft()
+            pipe.send(busy[pipe])
         for job in list(waiting):
             needs = [need.digest for need in job.needs]
             if any(need in failed for need in needs):
                 failed[job.digest] = "needs a job that failed"
                 waiting.remove(job)
             elif free and job.digest not in failed:
-                open_ = {other.digest for other in (*waiting, *busy.values())}
+                training = [one for one in busy.values() if not isinstance(one, Measurement)]
+                open_ = {other.digest for other in (*waiting, *training)}
                 if not any(need in open_ for need in needs):
                     waiting.remove(job)
                     pipe = free.pop()
                     busy[pipe] = job
-                    pipe.send((job, queue.measurements(job.digest)))
+                    pipe.send(job)
         for pipe in wait(list(busy), 0.5):
             job = busy.pop(pipe)
             try:
-                digest, finished, error, seconds = pipe.recv()
+                finished, error, seconds = pipe.recv()
             except (EOFError, OSError):
-                failed[job.digest] = error = "its process ended"
-                digest, finished, seconds = job.digest, False, 0.0
+                finished, error, seconds = False, "its process ended", 0.0
             else:
                 free.append(pipe)
             if error:
-                failed[digest] = error
-            elif finished:
+                failed[job.title if isinstance(job, Measurement) else job.digest] = error
+            elif finished and not isinstance(job, Measurement):
                 done += 1
                 note_sharing(job.folder, len(busy) + 1)
+                measuring.extend(queue.measurements())
             line = {
                 "job": job.title,
                 "finished": finished,
                 "error": error,
                 "seconds": round(seconds, 1),
-            }
-            line |= {
                 "at": round(time.monotonic() - begin, 1),
                 "busy": len(busy) + 1,
-                "folder": job.folder.name,
             }
             print(json.dumps(line), flush=True)
             late = time.monotonic() - saved > STORE_SECONDS
