@@ -151,6 +151,14 @@ def test_a_sweep_and_its_table_share_the_runs_from_which_theirs_learn(tmp_path) 
     assert [one.digest for one in swept.needs] == [one.digest for one in planned.needs] != []
 
 
+def test_the_sweep_of_tags_rates_contains_the_runs_of_its_table(tmp_path) -> None:
+    settings = Settings("lite2-36", "f30k", seeds=1)
+    (swept,) = (make_plan(one, settings, tmp_path) for one in sweeps("rates-tags"))
+    planned = make_plan(load_artifact("flickr8k.uniter"), settings, tmp_path)
+    for name in ("aligned-on", "aligned-tags", "aligned-tags-dc"):
+        assert swept.runs[f"{name}, lr=0.0003"][0].digest == planned.runs[name][0].digest
+
+
 @pytest.mark.parametrize("name", TABLES)
 def test_a_table_about_photos_is_not_made_from_scenes_without_a_word(name, tmp_path) -> None:
     with pytest.raises(ConfigError, match=f"{name} is about real photos.*--data"):
