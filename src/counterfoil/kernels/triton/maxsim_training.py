@@ -32,7 +32,10 @@ MANY_TOKENS = 1 << 13
 
 @dataclass(frozen=True)
 class Blocks:
-    """Block sizes of a launch: query tokens; documents × steps of a product; width at a time."""
+    """Block sizes of a launch: query tokens; documents × steps of a product; width at a time.
+
+    ``registers`` is a limit per thread, with which two programs share a multiprocessor.
+    """
 
     tokens: int
     documents: int
@@ -40,6 +43,12 @@ class Blocks:
     width: int
     warps: int
     stages: int
+    registers: int | None = None
+
+    def options(self) -> dict[str, int]:
+        """Triton's own options of a launch."""
+        options = {"num_warps": self.warps, "num_stages": self.stages}
+        return options if self.registers is None else {**options, "maxnreg": self.registers}
 
 
 def fits(queries: Tensor, documents: Tensor) -> bool:
@@ -83,18 +92,14 @@ class _MaxSim(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
         queries, documents, query_mask, document_mask, positions = ctx.saved_tensors
         of_queries, of_documents = ctx.needs_input_grad[:2]
-        grad = grad.contiguous()
+        sides, grad = (queries, documents), grad.contiguous()
+        d_queries = d_documents = None
         with torch.cuda.device_of(queries):
-            return (
-                _query_gradients(queries, documents, document_mask, grad, positions)
-                if of_queries
-                else None,
-                _document_gradients(queries, documents, query_mask, grad, positions)
-                if of_documents
-                else None,
-                None,
-                None,
-            )
+            if of_queries:
+                d_queries = _query_gradients(*sides, document_mask, grad, positions)
+            if of_documents:
+                d_documents = _document_gradients(*sides, query_mask, grad, positions)
+        return d_queries, d_documents, None, None
 
 
 def _bytes(mask: Tensor | None) -> Tensor | None:
@@ -123,7 +128,7 @@ def _forward(
             RAGGED=k % blocks.steps != 0, RESIDENT=blocks.width >= width,
             EVEN=width % blocks.width == 0, PRECISION=precision(queries.dtype),
             BM=blocks.tokens, BT=per_query, BG=blocks.documents, BJ=blocks.steps, BD=blocks.width,
-            num_warps=blocks.warps, num_stages=blocks.stages,
+            **blocks.options(),
         )  # fmt: skip
 
     with torch.cuda.device_of(queries):
@@ -188,7 +193,7 @@ def _run_backward(
         MASKED=mask is not None, EVEN=width % blocks.width == 0,
         PRECISION=precision(vectors.dtype),
         BM=blocks.tokens, BG=blocks.documents, BJ=blocks.steps, BD=blocks.width,
-        num_warps=blocks.warps, num_stages=blocks.stages,
+        **blocks.options(),
     )  # fmt: skip
 
 

@@ -104,9 +104,9 @@ def scores_and_positions(
             step_top = tl.max(by_token, 1)
             # the first position of the maximum, or −1 if there is a NaN, which a maximum skips
             largest = step_top[:, None, :]
-            other = tl.where(by_token < largest, BJ, -1)
-            place = tl.where(by_token == largest, tl.arange(0, BJ)[None, :, None], other)
-            step_at = tl.min(place, 1)
+            nan_or_less = tl.where(by_token < largest, BJ, -1)
+            offset = tl.arange(0, BJ)[None, :, None]
+            step_at = tl.min(tl.where(by_token == largest, offset, nan_or_less), 1)
             step_top = tl.where(step_at < 0, float("nan"), step_top)
             at = tl.where(step_top > top, start + step_at, at)
             top = tl.maximum(top, step_top, propagate_nan=tl.PropagateNan.ALL)
