@@ -22,12 +22,15 @@ SHAPES = [
     (40, 13, 150, 36, 1024),
     (2, 5, 3, 300, 768),
     (1, 32, 200, 7, 200),
+    (130, 30, 128, 37, 100),
+    (3, 1, 1, 1, 16),
+    (2, 130, 3, 49, 384),
 ]
 
 
-@pytest.fixture(autouse=True)
-def by_kernel(monkeypatch) -> None:
-    use_kernel(monkeypatch)
+@pytest.fixture(autouse=True, params=["small batch", "packed"])
+def by_kernel(request, monkeypatch) -> None:
+    use_kernel(monkeypatch, packed=request.param == "packed")
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
@@ -97,6 +100,16 @@ def test_nan_and_infinity_in_padding_change_neither_scores_nor_gradients(dtype, 
     for vectors, mask in zip(sides, masks, strict=True):
         vectors[~mask] = value
     assert all(torch.equal(a, b) for a, b in zip(both(), expected, strict=True))
+
+
+def test_positions_beyond_16_bits_get_their_gradient() -> None:
+    documents = torch.zeros(2, 40_000, 16, dtype=torch.float16, device="cuda")
+    documents[1, 39_999] = documents[0, 35_000] = 1
+    documents.requires_grad_()
+    cf.maxsim(torch.ones(2, 3, 16, dtype=torch.float16, device="cuda"), documents).sum().backward()
+    assert documents.grad.sum().item() == 2 * 2 * 3 * 16
+    assert (documents.grad[0, 35_000] == 6).all()
+    assert (documents.grad[1, 39_999] == 6).all()
 
 
 TORCH_MAXIMA = module.torch_maxima

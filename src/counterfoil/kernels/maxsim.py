@@ -55,13 +55,18 @@ def maxsim(
     """
     _check(queries, documents, query_mask, document_mask)
     dtype = _product_dtype(queries, documents)
+    queries, documents = queries.to(dtype), documents.to(dtype)
+    with_gradient = torch.is_grad_enabled() and (queries.requires_grad or documents.requires_grad)
+    if with_gradient:
+        fused = _try_fused_training(queries, documents, query_mask, document_mask)
+        if fused is not None:
+            return fused
     tokens = _Tokens.of(queries, query_mask)
-    packed = queries.flatten(0, 1).to(dtype)
+    packed = queries.flatten(0, 1)
     if tokens.rows is not None:
         packed = packed.index_select(0, tokens.rows)
-    documents = documents.to(dtype)
     with torch.autocast(queries.device.type, enabled=False):
-        if torch.is_grad_enabled() and (packed.requires_grad or documents.requires_grad):
+        if with_gradient:
             scores: Tensor = _MaxSim.apply(packed, documents, tokens, document_mask)
             return scores
         return _scores(packed, documents, tokens, document_mask, with_index=False)[0]
@@ -221,6 +226,23 @@ def _try_fused_maxima(
             try:
                 with torch.cuda.device_of(packed):
                     return fused_maxima(packed, documents, mask, with_index)
+            except OutOfResources:  # the GPU is too small for the kernel
+                pass
+    return None
+
+
+def _try_fused_training(
+    queries: Tensor, documents: Tensor, query_mask: Tensor | None, document_mask: Tensor | None
+) -> Tensor | None:
+    """Scores [n, m] of a batch with gradients, by three kernels; None for a large job."""
+    if usable(queries.device, queries.dtype):
+        from triton.runtime.errors import OutOfResources
+
+        from counterfoil.kernels.triton import maxsim_training as training
+
+        if training.fits(queries, documents):
+            try:
+                return training.scores_with_gradient(queries, documents, query_mask, document_mask)
             except OutOfResources:  # the GPU is too small for the kernel
                 pass
     return None

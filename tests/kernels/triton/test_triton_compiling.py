@@ -14,7 +14,7 @@ pytest.importorskip("triton", reason="Triton is not installed")
 
 @pytest.mark.parametrize(
     ("names", "fewest"),
-    [(["naaf", "chan-lse"], 8), (["maxsim"], 7), pytest.param([], 50, marks=pytest.mark.slow)],
+    [(["naaf", "chan-lse"], 8), (["maxsim"], 30), pytest.param([], 50, marks=pytest.mark.slow)],
     ids=["some", "maxsim", "all"],
 )
 def test_kernels_compile_for_a_gpu_that_is_not_there(names, fewest) -> None:
