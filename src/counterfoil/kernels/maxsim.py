@@ -4,6 +4,7 @@ The score of a query with a document is Σ over the query's vectors of the large
 a vector of the document. Similarities are never stored: the largest product of each query vector
 with each document is computed by a fused kernel (`triton.maxsim`) or block by block in PyTorch. The
 backward pass knows each maximum's position, and gives its gradient to that one pair of vectors.
+Small batches with gradients have kernels of their own (`triton.maxsim_training`), without packing.
 
 Shapes: n queries of q tokens, m documents of k tokens, D width; W real tokens of all queries.
 """

@@ -219,7 +219,7 @@ def _backward_blocks(queries: Tensor) -> tuple[Blocks, ...]:
     small = Blocks(64, 16, 4, min(128, whole), 4, 2)
     if n * q < MANY_TOKENS:
         return (small,)
-    return Blocks(128, 32, 4, min(128, whole), 8, 2), small
+    return Blocks(128, 16, 4, min(128, whole), 8, 2), small
 
 
 def _first_that_fits(run: Callable[[Blocks], None], options: tuple[Blocks, ...]) -> None:

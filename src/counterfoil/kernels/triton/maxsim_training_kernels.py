@@ -8,8 +8,8 @@ A gradient is the product of a one-hot factor, the upstream gradient of each pai
 its maximum, with the vectors of the other side. The factor is built in registers, from one position
 per query token and document; sums are always added in the same order.
 
-Shapes: n queries of q tokens, m documents of k tokens. Positions [n · q, m] are −1 for a pair that
-gets no gradient: a masked token, or a document without real vectors. Offsets have 32 bits.
+Shapes: n queries of q tokens, m documents of k tokens. Positions [n · q, m] are −1 without a
+gradient: for masked tokens, and documents without real vectors. Offsets have 32 bits.
 """
 
 from __future__ import annotations
