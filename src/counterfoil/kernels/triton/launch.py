@@ -132,7 +132,7 @@ def fused_scores(spec: KernelSpec, words: Words, regions: Regions) -> Tensor:
             part = flat[block.start * per_image : block.stop * per_image]
             sims = product(part, words.fragments, buffer[: len(part)])
             by_slot = out[: block.stop - block.start]
-            launch(spec, sims, words, regions, block, by_slot)
+            launch(spec, sims, words, regions, block, by_slot, rows)
             scores[block] = in_order(by_slot, packing, spec)
     return scores
 
@@ -144,9 +144,18 @@ def in_order(out: Tensor, packing: Packing, spec: KernelSpec) -> Tensor:
 
 
 def launch(
-    spec: KernelSpec, sims: Tensor, words: Words, regions: Regions, block: slice, out: Tensor
+    spec: KernelSpec,
+    sims: Tensor,
+    words: Words,
+    regions: Regions,
+    block: slice,
+    out: Tensor,
+    rows: int,
 ) -> None:
-    """Run a kernel over the similarities of a block of images with all words, into ``out``."""
+    """Run a kernel over the similarities of a block of images with all words, into ``out``.
+
+    A job's blocks have ``rows`` images, the last one fewer: all run in the same kernel.
+    """
     from counterfoil.kernels.triton import tile_kernels as kernels
 
     packing = words.packing
@@ -199,7 +208,7 @@ def launch(
             **common,
         )
 
-    run_fitting(run, images_per_program(packing.tiles, images))
+    run_fitting(run, images_per_program(packing.tiles, rows))
 
 
 def run_fitting(run: Callable[[int], None], per_program: int) -> None:

@@ -122,7 +122,7 @@ def _pool(E, x, counts, lse_scale, HOW: tl.constexpr):
     return _total(E, x) / tl.maximum(counts, 1.0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["images"])
 def text_queries(
     sims, gram, norms, spread, key_mask, segments, counts, out,
     images, regions, width, slots_total,
@@ -208,7 +208,7 @@ def text_queries(
         )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["images"])
 def image_queries(
     sims, query_gram, norms, key_mask, segments, counts, out,
     images, regions, width, slots_total,

@@ -86,7 +86,7 @@ class _FusedScores(torch.autograd.Function):
             sims = v.flatten(0, 1) @ u.T
             slots = packing.tiles * packing.slots
             out = u.new_empty(len(v), slots, dtype=torch.float32)  # every caption has a slot
-            launch(spec, sims, words, regions, slice(0, len(v)), out)
+            launch(spec, sims, words, regions, slice(0, len(v)), out, len(v))
             scores = in_order(out, packing, spec)
         else:
             scores = fused_scores(spec, words, regions)
