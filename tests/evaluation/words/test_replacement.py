@@ -15,10 +15,10 @@ from counterfoil.evaluation.words.doubts import NO_DOUBT, may_be_wrong, spoken_w
 from counterfoil.evaluation.words.methods import localized, word_auc
 from counterfoil.evaluation.words.replacement import (
     PROPOSALS,
-    PlaceGains,
     Proposer,
     ReplacedCaption,
     ReplacementDoubts,
+    WordGains,
     measure_gains,
 )
 from tests.evaluation.words.test_doubts import CAPTIONS
@@ -27,15 +27,15 @@ from tests.evaluation.words.test_evaluate_words import make, scenes  # noqa: F40
 LANGUAGE = CaptionModel(CAPTIONS)
 
 
-def place(*gains: float, logs: tuple[float, ...] | None = None) -> PlaceGains:
-    return PlaceGains(np.array(logs or [0.0] * len(gains)), np.array(gains))
+def gains_of(*gains: float, logs: tuple[float, ...] | None = None) -> WordGains:
+    return WordGains(np.array(logs or [0.0] * len(gains)), np.array(gains))
 
 
-def replaced(text: str, *places: PlaceGains | None) -> ReplacedCaption:
-    return ReplacedCaption(text, places)
+def replaced(text: str, *gains: WordGains | None) -> ReplacedCaption:
+    return ReplacedCaption(text, gains)
 
 
-USUAL = [replaced("a dog", None, place(gain, gain - 0.1)) for gain in (-0.3, -0.2, -0.1)]
+USUAL = [replaced("a dog", None, gains_of(gain, gain - 0.1)) for gain in (-0.3, -0.2, -0.1)]
 
 
 def true_case(split, index: int, text: str) -> FoilCase:
@@ -104,8 +104,8 @@ def test_gains_are_differences_of_scores_and_do_not_depend_on_the_batch(
     together = measure_gains(trained, scenes.test, cases, language)
     alone = [measure_gains(trained, scenes.test, [case], language)[0] for case in cases[:6]]
     for one, other in zip(together, alone, strict=False):
-        assert [p is None for p in one.places] == [p is None for p in other.places]
-        for mine, theirs in zip(one.places, other.places, strict=True):
+        assert [p is None for p in one.words] == [p is None for p in other.words]
+        for mine, theirs in zip(one.words, other.words, strict=True):
             if mine is not None and theirs is not None:
                 assert mine.gains == pytest.approx(theirs.gains, abs=1e-5)
 
@@ -118,12 +118,12 @@ def test_a_gain_is_the_score_with_the_other_word_minus_that_of_the_caption(
     fragments = scenes.test.fragments.read(0)
     (measured,) = measure_gains(trained, scenes.test, [true_case(scenes.test, 0, text)], LANGUAGE)
     proposals = [one.word for one in Proposer(LANGUAGE, trained.text).of(text) if one.position == 2]
-    place_of_dog = measured.places[2]
-    assert place_of_dog is not None
-    assert len(proposals) == len(place_of_dog.gains) > 2
+    of_dog = measured.words[2]
+    assert of_dog is not None
+    assert len(proposals) == len(of_dog.gains) > 2
     texts = [text, *(f"the red {word} sits" for word in proposals)]
     before, *after = (float(trained.score([fragments], [each])) for each in texts)
-    assert place_of_dog.gains == pytest.approx([each - before for each in after], abs=1e-5)
+    assert of_dog.gains == pytest.approx([each - before for each in after], abs=1e-5)
 
 
 def test_captions_without_words_to_replace_have_no_gains(trained, language, scenes) -> None:  # noqa: F811
@@ -143,9 +143,9 @@ def test_a_word_is_in_doubt_if_likely_words_gain() -> None:
     by_likely, by_unlikely, by_none = (
         doubts.of(replaced("a dog", None, each))[1]
         for each in (
-            place(0.5, -0.5, logs=likely),
-            place(0.5, -0.5, logs=unlikely),
-            place(-0.5, -0.5, logs=likely),
+            gains_of(0.5, -0.5, logs=likely),
+            gains_of(0.5, -0.5, logs=unlikely),
+            gains_of(-0.5, -0.5, logs=likely),
         )
     )
     assert by_likely > by_unlikely > by_none
@@ -154,13 +154,13 @@ def test_a_word_is_in_doubt_if_likely_words_gain() -> None:
 
 
 def test_probabilities_count_only_relative_to_each_other_and_scores_only_to_their_scale() -> None:
-    captions = [*USUAL, replaced("a dog", None, place(0.3, -0.4, logs=(-1.0, -2.0)))]
+    captions = [*USUAL, replaced("a dog", None, gains_of(0.3, -0.4, logs=(-1.0, -2.0)))]
 
     def doubted(times: float, more: float) -> list[float]:
         changed = [
-            replace(one, places=(None, PlaceGains(p.logs + more, times * p.gains)))
+            replace(one, words=(None, WordGains(p.logs + more, times * p.gains)))
             for one in captions
-            if (p := one.places[1]) is not None
+            if (p := one.words[1]) is not None
         ]
         reference = ReplacementDoubts(changed[:3])
         return [float(reference.of(one)[1]) for one in changed]
@@ -170,7 +170,7 @@ def test_probabilities_count_only_relative_to_each_other_and_scores_only_to_thei
 
 def test_without_any_reference_doubts_are_finite() -> None:
     doubts = ReplacementDoubts([])
-    assert np.isfinite(doubts.of(replaced("a dog", None, place(0.1)))).all()
+    assert np.isfinite(doubts.of(replaced("a dog", None, gains_of(0.1)))).all()
 
 
 def test_an_untrained_model_is_left_in_its_mode(scenes, language) -> None:  # noqa: F811
@@ -180,6 +180,6 @@ def test_an_untrained_model_is_left_in_its_mode(scenes, language) -> None:  # no
     assert model.training
     again = measure_gains(model, scenes.test, cases, language)
     for one, other in zip(first, again, strict=True):
-        for mine, theirs in zip(one.places, other.places, strict=True):
+        for mine, theirs in zip(one.words, other.words, strict=True):
             assert (mine is None) == (theirs is None)
             assert mine is None or theirs is None or (mine.gains == theirs.gains).all()

@@ -5,12 +5,12 @@ model scores the caption with each of them. With gains g(w), the score with word
 minus the score of the caption, and probabilities p(w) of the proposals, the evidence against the
 caption's own word is
 
-    log Σ p(w) exp(SHARPNESS · g(w) / σ)
+    log Σ p(w) exp(β g(w) / σ)
 
-If exp(SHARPNESS · score / σ) is proportional to the likelihood of the image, this is the log of how
-much likelier the image is with another word there. The probability of the own word is not part of
-it: that is surprise, which `WordDoubts` and `compare_methods` weigh separately. Evidence of true
-captions gives σ and the usual evidence, so that doubts by different models can be averaged.
+If exp(β score / σ) is proportional to the likelihood of the image, this is the log of how much
+likelier the image is with another word there. The probability of the own word is not part of it:
+that is surprise, which has a weight of its own. True captions give σ, the robust deviation of
+gains, and the usual evidence, so that doubts by different models can be averaged.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from itertools import groupby
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from counterfoil.core.progress import Progress, Silent
 from counterfoil.core.tensors.modes import eval_mode
@@ -39,10 +38,10 @@ from counterfoil.models.model import Model
 from counterfoil.models.word_effects import variant_scores
 
 PROPOSALS = 15
-"""Words per place. With 40, no more wrong words of Flickr8k's dev split were found."""
+"""Words per place. With 40, about as many wrong words of Flickr8k's dev split were found."""
 
-SHARPNESS = 2.0
-"""Log likelihood per σ of score. Chosen on dev of Flickr8k from 0.5, 1, 2 and 4; 1 was about as good."""
+INVERSE_TEMPERATURE = 2.0
+"""β, the log likelihood per σ of score. Chosen on dev of Flickr8k from 0.5, 1, 2 and 4."""
 
 IMAGE_BATCH = 8
 """Images whose changed captions are encoded together: about a hundred for each caption."""
@@ -58,8 +57,8 @@ class Proposal:
 
 
 @dataclass(frozen=True)
-class PlaceGains:
-    """What the score gains with each proposal for one place; ``logs`` are their probabilities."""
+class WordGains:
+    """What the score gains with each proposal for a word; ``logs`` are their log probabilities."""
 
     logs: Values
     gains: Values
@@ -73,7 +72,7 @@ class ReplacedCaption:
     """
 
     text: str
-    places: tuple[PlaceGains | None, ...]
+    words: tuple[WordGains | None, ...]
 
 
 class Proposer:
@@ -155,28 +154,29 @@ def _changed(text: str, proposals: Sequence[Proposal]) -> list[str]:
 def _replaced(text: str, proposals: Sequence[Proposal], scores: Values) -> ReplacedCaption:
     positions = np.array([one.position for one in proposals], dtype=np.int64)
     logs = np.array([one.log for one in proposals])
-    places: list[PlaceGains | None] = []
+    replaced: list[WordGains | None] = []
     for position in np.flatnonzero(is_spoken(text)).tolist():
         here = positions == position
         gains = scores[1:][here] - scores[0]
-        places.append(PlaceGains(logs[here], gains) if here.any() else None)
-    return ReplacedCaption(text, tuple(places))
+        replaced.append(WordGains(logs[here], gains) if here.any() else None)
+    return ReplacedCaption(text, tuple(replaced))
 
 
 class ReplacementDoubts:
     """Doubts about words, relative to the evidence that is usual in true ``reference`` captions.
 
     >>> def replaced(gain):
-    ...     return ReplacedCaption("a dog", (None, PlaceGains(np.zeros(1), np.array([gain]))))
+    ...     return ReplacedCaption("a dog", (None, WordGains(np.zeros(1), np.array([gain]))))
     >>> doubts = ReplacementDoubts([replaced(gain) for gain in (-0.3, -0.2, -0.1)])
     >>> bool(doubts.of(replaced(0.5))[1] > 3)
     True
     """
 
     def __init__(self, reference: Iterable[ReplacedCaption]) -> None:
-        places = [place for caption in reference for place in caption.places if place is not None]
-        self.scale = robust_spread(_joined([place.gains for place in places]))
-        usual = np.array([self._evidence(place) for place in places])
+        replaced = [each for caption in reference for each in caption.words if each is not None]
+        gains = [each.gains for each in replaced]
+        self.scale = robust_spread(np.concatenate([*gains, np.empty(0)]))
+        usual = np.array([self._evidence(each) for each in replaced])
         self.usual = float(np.median(usual)) if len(usual) else 0.0
         self.spread = robust_spread(usual)
 
@@ -184,8 +184,8 @@ class ReplacementDoubts:
         """Evidence against each word, in robust deviations from the usual; 0 without proposals."""
         return np.array(
             [
-                0.0 if place is None else (self._evidence(place) - self.usual) / self.spread
-                for place in caption.places
+                0.0 if each is None else (self._evidence(each) - self.usual) / self.spread
+                for each in caption.words
             ]
         )
 
@@ -193,10 +193,6 @@ class ReplacementDoubts:
         """Doubt of each word without punctuation, in robust deviations."""
         return np.where(may_be_wrong(caption.text), self.evidence(caption), NO_DOUBT)
 
-    def _evidence(self, place: PlaceGains) -> float:
-        logs = place.logs - np.logaddexp.reduce(place.logs)
-        return float(np.logaddexp.reduce(logs + SHARPNESS * place.gains / self.scale))
-
-
-def _joined(values: Sequence[NDArray[np.float64]]) -> Values:
-    return np.concatenate([*values, np.empty(0)])
+    def _evidence(self, each: WordGains) -> float:
+        logs = each.logs - np.logaddexp.reduce(each.logs)
+        return float(np.logaddexp.reduce(logs + INVERSE_TEMPERATURE * each.gains / self.scale))
