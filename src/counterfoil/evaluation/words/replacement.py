@@ -1,9 +1,9 @@
 """Doubt about words by replacement: do other words in the same place fit the image better?
 
 A caption language model, which sees no image, proposes words for the place of a word. The matching
-model scores the caption with each of them. With gains g(w), the score with word w in this place
-minus the score of the caption, and probabilities p(w) of the proposals, the evidence against the
-caption's own word is
+model scores the caption with each of them. Let g(w) be the score with word w in this place minus
+the score of the caption, beyond what w gains with other images: some words raise every score. With
+probabilities p(w) of the proposals, the evidence against the caption's own word is
 
     log Σ p(w) exp(β g(w) / σ)
 
@@ -15,19 +15,23 @@ gains, and the usual evidence, so that doubts by different models can be average
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import groupby
 
 import numpy as np
 import torch
 
+from counterfoil.core.errors import DataError
 from counterfoil.core.progress import Progress, Silent
 from counterfoil.core.tensors.modes import eval_mode
 from counterfoil.data.batches.collate import pad_fragments
 from counterfoil.data.pairs import Split
 from counterfoil.data.text.tokenizers import TextProcessor, known_text
 from counterfoil.data.text.words import caption_words, words
+from counterfoil.encoders import Encoded
 from counterfoil.evaluation.caption_model import CaptionModel
 from counterfoil.evaluation.ranks import Values
 from counterfoil.evaluation.words.cases import FoilCase
@@ -35,13 +39,16 @@ from counterfoil.evaluation.words.doubts import NO_DOUBT, is_spoken, may_be_wron
 from counterfoil.foils.rules import in_case_of
 from counterfoil.models.correct import exchanged
 from counterfoil.models.model import Model
-from counterfoil.models.word_effects import variant_scores
+from counterfoil.models.word_effects import encode_captions
 
 PROPOSALS = 15
 """Words per place. With 40, about as many wrong words of Flickr8k's dev split were found."""
 
 INVERSE_TEMPERATURE = 2.0
 """β, the log likelihood per σ of score. Chosen on dev of Flickr8k from 0.5, 1, 2 and 4."""
+
+OTHER_IMAGES = 12
+"""Images with which gains are compared. On dev of Flickr8k, 24 were no better."""
 
 IMAGE_BATCH = 8
 """Images whose changed captions are encoded together: about a hundred for each caption."""
@@ -58,7 +65,10 @@ class Proposal:
 
 @dataclass(frozen=True)
 class WordGains:
-    """What the score gains with each proposal for a word; ``logs`` are their log probabilities."""
+    """What the score gains with each proposal for a word, beyond what it gains with other images.
+
+    ``logs`` are the log probabilities of the proposals.
+    """
 
     logs: Values
     gains: Values
@@ -119,28 +129,64 @@ def measure_gains(
 ) -> list[ReplacedCaption]:
     """Gains of replaced words in the foils of cases sorted by image.
 
-    Every image is encoded once, and the changed captions of a few images share batches.
+    Every image is encoded once, and the changed captions of a few images share batches. Gains are
+    compared with those of `OTHER_IMAGES` images of the split.
     """
-    table, proposer = model.fragments_of(split), Proposer(language, model.text)
+    proposer = Proposer(language, model.text)
     groups = [(i, list(group)) for i, group in groupby(cases, key=lambda case: case.image)]
     starts = range(0, len(groups), IMAGE_BATCH)
     results: list[ReplacedCaption] = []
     with eval_mode(model):
+        others = _OtherImages(model, split)
         title = f"replaced words ({model.spec.name})"
         for start in (progress or Silent()).track(starts, title, len(starts)):
             block = groups[start : start + IMAGE_BATCH]
-            fragments = pad_fragments([table.read(image) for image, _ in block])
-            images = model.encode_images(fragments.to(model.device))
+            images = _encode_images(model, split, [image for image, _ in block])
             texts = [case.foil for _, own in block for case in own]
-            row = [number for number, (_, own) in enumerate(block) for _ in own]
             proposed = [proposer.of(text) for text in texts]
-            ids = [
-                [model.text.encode(each) for each in (text, *_changed(text, proposals))]
-                for text, proposals in zip(texts, proposed, strict=True)
+            changed = [[text, *_changed(text, p)] for text, p in zip(texts, proposed, strict=True)]
+            encoded = encode_captions(model, [each for own in changed for each in own])
+            beside = [
+                Encoded.cat([images[row : row + 1], others.without(image)])
+                for row, (image, own) in enumerate(block)
+                for _ in own
             ]
-            scores = variant_scores(model, images[torch.tensor(row, device=model.device)], ids)
-            results += [_replaced(*each) for each in zip(texts, proposed, scores, strict=True)]
+            ends = np.cumsum([len(own) for own in changed]).tolist()
+            for text, proposals, own, end in zip(texts, proposed, beside, ends, strict=True):
+                scores = model.matcher(own, encoded[end - 1 - len(proposals) : end])
+                gains = _gains_beside_others(scores.double().cpu().numpy())
+                results.append(_replaced(text, proposals, gains))
     return results
+
+
+def _gains_beside_others(scores: Values) -> Values:
+    """Gains of the first image beyond the mean of the others, from scores [images, 1 + changed]."""
+    gains = scores[:, 1:] - scores[:, :1]
+    return np.asarray(gains[0] - gains[1:].mean(0) if len(gains) > 1 else gains[0])
+
+
+class _OtherImages:
+    """A few readable images of a split, drawn at random and encoded."""
+
+    def __init__(self, model: Model, split: Split) -> None:
+        self.images: list[int] = []
+        for image in random.Random(0).sample(range(len(split)), len(split)):
+            with suppress(DataError):
+                model.fragments_of(split).read(image)
+                self.images.append(image)
+            if len(self.images) > OTHER_IMAGES:  # one more: a caption's own image is left out
+                break
+        self.encoded = _encode_images(model, split, self.images)
+
+    def without(self, own: int) -> Encoded:
+        rows = [row for row, image in enumerate(self.images) if image != own][:OTHER_IMAGES]
+        return self.encoded[torch.tensor(rows, dtype=torch.long, device=self.encoded.mask.device)]
+
+
+def _encode_images(model: Model, split: Split, images: Sequence[int]) -> Encoded:
+    table = model.fragments_of(split)
+    fragments = pad_fragments([table.read(image) for image in images])
+    return model.encode_images(fragments.to(model.device))
 
 
 def _changed(text: str, proposals: Sequence[Proposal]) -> list[str]:
@@ -151,14 +197,13 @@ def _changed(text: str, proposals: Sequence[Proposal]) -> list[str]:
     ]
 
 
-def _replaced(text: str, proposals: Sequence[Proposal], scores: Values) -> ReplacedCaption:
+def _replaced(text: str, proposals: Sequence[Proposal], gains: Values) -> ReplacedCaption:
     positions = np.array([one.position for one in proposals], dtype=np.int64)
     logs = np.array([one.log for one in proposals])
     replaced: list[WordGains | None] = []
     for position in np.flatnonzero(is_spoken(text)).tolist():
         here = positions == position
-        gains = scores[1:][here] - scores[0]
-        replaced.append(WordGains(logs[here], gains) if here.any() else None)
+        replaced.append(WordGains(logs[here], gains[here]) if here.any() else None)
     return ReplacedCaption(text, tuple(replaced))
 
 
