@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Which method finds the wrong word? Tables of docs/results/which-word.md, from pretrained models.
 #
-#   run.sh            measure all that is not yet in RESULTS, side by side; about four minutes on a GPU with 16 cores
+#   run.sh            measure all that is not yet in RESULTS, side by side; some minutes on a GPU with 16 cores
 #   run.sh NAME ...   measure some: scenes-truth scenes-written photos-rules photos-fluent alarms-scenes alarms-photos
 #   run.sh page       write the tables of RESULTS into the page
 #

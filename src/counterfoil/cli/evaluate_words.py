@@ -54,7 +54,7 @@ def evaluate_words(
         Path | None,
         typer.Option(
             help="Captions of the language model, one per line. Default: those of the training "
-            "split; with fewer than 100, no language model.",
+            "split; with fewer than 100, no language model and no replacement of words.",
         ),
     ] = None,
     seed: Annotated[
@@ -76,8 +76,9 @@ def evaluate_words(
 
     A word of each caption is exchanged. Every method that a model has says which word it was:
     the matcher's own parts, leave-one-out, mask, gradient × input, attention rollout and TAGS-DC's
-    head. The table adds what a language model finds without the image, and the combination that an
-    audit uses. Methods are chosen on the dev split and reported on another.
+    head. The table adds what a language model finds without the image, the combination that an
+    audit uses, and replacement: whether other words that the language model proposes fit better.
+    Methods are chosen on the dev split and reported on another.
 
     [bold]Examples[/]
 

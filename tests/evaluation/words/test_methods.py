@@ -53,6 +53,9 @@ def test_the_table_has_every_method_and_the_blind_ones(table) -> None:
     methods = [name for model, name in names if model == "naaf"]
     assert methods[:5] == ["parts", "leave-one-out", "mask", "gradient", "combined"]
     assert methods[5].endswith("against the usual")
+    assert methods[6:8] == ["replacement", "replacement, against the usual"]
+    chosen = methods[5].removesuffix(", against the usual")
+    assert methods[8] == f"replacement, and {chosen} against the usual"
     assert "with surprise" in methods[-1]
 
 
@@ -66,7 +69,7 @@ def test_the_chosen_method_is_the_best_on_dev(table) -> None:
 def test_a_table_is_stored_and_read_and_written_as_markdown(table) -> None:
     assert MethodTable.from_json(table.to_json()) == table
     page = table.to_markdown()
-    assert page.count("(chosen on dev)") == 2
+    assert page.count("(chosen on dev)") == 3
     assert len({line.count("|") for line in page.splitlines() if line.startswith("|")}) == 1
 
 
@@ -118,3 +121,28 @@ def test_foils_of_a_model_are_compared_word_by_word() -> None:
     assert [case.wrong for case in made.cases] == [("", "written", "", "", "written", "")]
     with pytest.raises(DataError, match="as many words"):
         written_cases(split, FoilSet.of("writer", pairs[1:], 1))
+
+
+def test_without_a_language_model_no_word_is_replaced(scenes) -> None:  # noqa: F811
+    reader = Reader(make("naaf", scenes), scenes.train, scenes.test)
+    dev, made = (make_foils(split, 1, 4, 0) for split in (scenes.train, scenes.test))
+    table = compare_methods({"naaf": reader}, dev, made, "truth", reference=4, bootstrap=0)
+    methods = [one.method for one in table.results]
+    assert "gradient" in methods
+    assert not any("replacement" in method or "surprise" in method for method in methods)
+
+
+def test_both_kinds_of_doubt_are_averaged_over_the_models(scenes) -> None:  # noqa: F811
+    one = Reader(make("naaf", scenes), scenes.train, scenes.test)
+    language = CaptionModel(scenes.train.texts)
+    dev, made = (make_foils(split, 1, 6, 0) for split in (scenes.train, scenes.test))
+    table = compare_methods(
+        {"a": one, "b": one}, dev, made, "truth", language=language, reference=6, bootstrap=0
+    )
+    both = "replacement, and "
+    own = {row.method: row.auc for row in table.results if row.model == "a"}
+    mean = {row.method: row.auc for row in table.results if row.model == "average"}
+    of_both = next(auc for method, auc in own.items() if method.startswith(both))
+    # a model averaged with itself
+    assert mean["replacement"] == own["replacement"]
+    assert mean[f"{both}against the usual"] == of_both

@@ -116,7 +116,7 @@ class WordDoubts:
         }
         self.weight = weight
         short = [self.shortfall(c)[may_be_wrong(c.text) & _known(c)] for c in captions]
-        self.spread = _robust_spread(np.concatenate([*short, np.empty(0)]))
+        self.spread = robust_spread(np.concatenate([*short, np.empty(0)]))
 
     def usual_effect(self, word: str) -> float:
         return self.usual.get(word.lower(), self.overall)
@@ -143,7 +143,7 @@ def _known(caption: MeasuredCaption) -> NDArray[np.bool_]:
     return np.ones(len(caption.effects), dtype=np.bool_) if caption.known is None else caption.known
 
 
-def _robust_spread(values: Values) -> float:
+def robust_spread(values: Values) -> float:
     """The robust standard deviation; the plain one if most values are equal; 1 if all are."""
     if not len(values):
         return 1.0

@@ -26,12 +26,16 @@ from counterfoil.evaluation.words.doubts import (
 )
 from counterfoil.evaluation.words.effects import measure_words, sign_accuracy
 from counterfoil.evaluation.words.evaluate import Ranking, Resamples
+from counterfoil.evaluation.words.replacement import ReplacementDoubts, measure_gains
 from counterfoil.models.match import METHODS, UNSIGNED, Method
 from counterfoil.models.model import Model
 
 BLIND = "no image"
 WEIGHTS = (0.1, 0.25, SURPRISE_WEIGHT, 1.0, 2.0)
 """Weights of surprise that are tried on the dev split."""
+
+REPLACEMENT = "replacement"
+"""Words measured by other words in their places; needs a language model (`replacement`)."""
 
 REFERENCE_SEED = 1000
 """Added to the seed: the reference captions are drawn apart from those that are made false."""
@@ -141,7 +145,8 @@ def compare_methods(
 
     Per model, the method with the best word AUC on the dev split is chosen, and also measured
     against the usual effects of ``reference`` true captions of dev. The last rows average the
-    chosen ones of all models, and add the surprise of a language model that sees no image.
+    chosen ones of all models, and add the surprise of a language model that sees no image. With
+    this language model, words are also measured by `replacement`.
     """
     if not readers:
         raise ConfigError("nothing to compare: no model given")
@@ -150,6 +155,7 @@ def compare_methods(
     sides = _Sides(dev_made.cases, made.cases, true, language)
     rows: list[_Row] = list(sides.blind())
     combined: list[_Suspicions] = []
+    replaced: list[_Suspicions] = []
     for model, reader in readers.items():
         each = {
             method: suspicions
@@ -167,15 +173,26 @@ def compare_methods(
         usual = sides.against_usual(reader, each[best], best, progress)
         rows.append(_Row(model, f"{best}, against the usual", usual))
         combined.append(usual)
+        if language is not None:
+            plain, own_usual = sides.by_replacement(reader, language, progress)
+            rows.append(_Row(model, REPLACEMENT, plain))
+            rows.append(_Row(model, f"{REPLACEMENT}, against the usual", own_usual))
+            both = _mean([plain, usual])
+            rows.append(_Row(model, f"{REPLACEMENT}, and {best} against the usual", both))
+            replaced.append(plain)
+    of = "average" if len(combined) > 1 else next(iter(readers))
+    average = {"against the usual": _mean(combined)}
     if len(combined) > 1:
-        rows.append(_Row("average", "against the usual", _mean(combined)))
+        rows.append(_Row(of, "against the usual", average["against the usual"]))
+    if replaced:
+        both_name = f"{REPLACEMENT}, and against the usual"
+        average[both_name] = _mean([_mean(replaced), _mean(combined)])
+        if len(replaced) > 1:
+            rows.append(_Row(of, REPLACEMENT, _mean(replaced)))
+            rows.append(_Row(of, both_name, average[both_name]))
     if language is not None:
-        of = "average" if len(combined) > 1 else next(iter(readers))
-        weighted = {weight: sides.with_surprise(_mean(combined), weight) for weight in WEIGHTS}
-        best_weight = max(WEIGHTS, key=lambda weight: word_auc(sides.dev, weighted[weight].dev))
-        for weight in sorted({SURPRISE_WEIGHT, best_weight}):
-            method = f"against the usual, with surprise × {weight:g}"
-            rows.append(_Row(of, method, weighted[weight], weight == best_weight))
+        for name_of, suspicions in average.items():
+            rows += sides.surprise_rows(of, name_of, suspicions)
     return _table(first.test.name, name, made, sides, rows, len(true), bootstrap, seed)
 
 
@@ -249,6 +266,39 @@ class _Sides:
             return [usual.of(MeasuredCaption(case.foil, -each)) for case, each in pairs]
 
         return _Suspicions(doubts(self.dev, plain.dev), doubts(self.test, plain.test))
+
+    def by_replacement(
+        self, reader: Reader, language: CaptionModel, progress: Progress | None
+    ) -> tuple[_Suspicions, _Suspicions]:
+        """Doubts by replacement; then the same against the usual evidence of the same word."""
+        model = reader.model
+        true, dev, test = (
+            measure_gains(model, split, cases, language, progress)
+            for split, cases in (
+                (reader.dev, self.true),
+                (reader.dev, self.dev),
+                (reader.test, self.test),
+            )
+        )
+        doubts = ReplacementDoubts(true)
+        usual = WordDoubts(MeasuredCaption(one.text, -doubts.evidence(one)) for one in true)
+        plain = _Suspicions([doubts.of(one) for one in dev], [doubts.of(one) for one in test])
+        against = _Suspicions(
+            *(
+                [usual.of(MeasuredCaption(one.text, -doubts.evidence(one))) for one in side]
+                for side in (dev, test)
+            )
+        )
+        return plain, against
+
+    def surprise_rows(self, model: str, method: str, doubts: _Suspicions) -> list[_Row]:
+        """Doubts with surprise: by the weight of an audit, and by the best one on dev."""
+        weighted = {weight: self.with_surprise(doubts, weight) for weight in WEIGHTS}
+        best = max(WEIGHTS, key=lambda weight: word_auc(self.dev, weighted[weight].dev))
+        return [
+            _Row(model, f"{method}, with surprise × {weight:g}", weighted[weight], weight == best)
+            for weight in sorted({SURPRISE_WEIGHT, best})
+        ]
 
     def with_surprise(self, doubts: _Suspicions, weight: float) -> _Suspicions:
         assert self.surprise is not None  # noqa: S101 - the caller has a language model
