@@ -56,7 +56,7 @@ LOOPS: dict[str, Naive] = {
 }
 SETTINGS: dict[str, dict[str, float]] = {"naaf": {"boundary": BOUNDARY}}
 FUSED = ("naaf", "scan-t2i", "scan-i2t", "chan", "bfan")
-OTHERS = ("saf", "imram")
+OTHERS = ("saf", "sgr", "imram", "gsmn")
 
 TOGETHER = {"cuda": 5, "cpu": 1}
 """Steps of a run of them: on a GPU, the host does not wait in between."""
@@ -81,9 +81,13 @@ class Batch:
         generator = torch.Generator(options.device).manual_seed(1)
         self.gradient = torch.randn(size, size, generator=generator, device=options.device)
 
+        corner = torch.rand(size, options.regions, 2, generator=generator, device=options.device)
+        self.boxes = torch.cat([corner, 1 + corner], 2) / 2  # GSMN reads where regions are
+
     @property
     def sides(self) -> tuple[Encoded, Encoded]:
-        return Encoded(self.regions, self.masks[0]), Encoded(self.words, self.masks[1])
+        images = Encoded(self.regions, self.masks[0], boxes=self.boxes)
+        return images, Encoded(self.words, self.masks[1])
 
 
 def forms(name: str, batch: Batch, options: argparse.Namespace) -> Iterator[tuple[str, Any]]:
