@@ -4,12 +4,13 @@ from __future__ import annotations
 
 
 def main() -> None:
-    """Run the command line; Ctrl-C is no traceback, even while the commands are imported."""
+    """Run the command line; Ctrl-C is no traceback, even while modules are imported."""
     try:
         from counterfoil.cli import main as command_line
+
+        command_line()
     except KeyboardInterrupt:
         raise SystemExit(130) from None
-    command_line()
 
 
 if __name__ == "__main__":

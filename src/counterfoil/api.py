@@ -239,6 +239,11 @@ def train(
     unfinished run in ``folder`` with the same model, objective and settings. Progress is shown on a
     terminal and in a notebook; ``progress=False`` shows nothing.
     """
+    if not isinstance(objective, (str, Mapping)):
+        raise ArgumentError(
+            "train: objective: expected a name or a mapping of options, such as "
+            f"{{'selhn': {{'margin': 0.3}}}}, got {short_repr(objective)}"
+        )
     bars = as_progress(True if progress is None else progress)
     sections: dict[str, Any] = {
         key: settings.pop(key) for key in ("data", "evaluation", "seed") if key in settings

@@ -123,6 +123,14 @@ def test_names_are_ids_like_numbers() -> None:
     assert numbers == names > 0
 
 
+def test_large_ids_of_a_column_of_floats_stay_apart() -> None:
+    scores = vectors(0, 3) @ vectors(1, 3).T
+    loss = InBatchLoss({"triplet": {"margin": 3.0}})
+    ids = [1000092795, 1000092796, 1000092797]
+    floats = list(map(float, ids))
+    assert loss.of_scores(scores, floats, [0, 1, 2]) == loss.of_scores(scores, ids, [0, 1, 2]) > 0
+
+
 @pytest.mark.parametrize(
     ("ids", "message"),
     [
@@ -130,6 +138,7 @@ def test_names_are_ids_like_numbers() -> None:
         (torch.eye(4).long(), r"got torch.int64 \[4, 4\]"),
         (torch.ones(4).bool(), r"got torch.bool \[4\]"),
         (["a", 1, None, 2], "got list"),
+        ([1.0, 2.0, float("nan"), 3.0], "an id is NaN"),
         (None, "got NoneType"),
     ],
 )

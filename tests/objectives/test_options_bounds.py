@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 import pytest
+import torch
 
 import counterfoil as cf
 from counterfoil.core.errors import ArgumentError, ConfigError
@@ -112,3 +113,28 @@ def test_an_option_that_is_on_or_off_takes_nothing_else(value) -> None:
 
 def test_a_flag_may_be_of_numpy() -> None:
     assert objectives["sel"](hardest=np.bool_(True)).hardest
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ({"hardest": -1}, "objective.hardest.weight: expected 0 or more, got -1"),
+        ({"hardest": {"weight": -0.5}, "infonce": 1}, "objective.hardest.weight: expected 0"),
+        ({"hardest": 0}, "all weights are 0"),
+        ({"hardest": 0, "infonce": {"weight": 0}}, "all weights are 0"),
+    ],
+)
+def test_a_run_does_not_train_against_its_objective_or_without_one(spec, message) -> None:
+    with pytest.raises(ConfigError, match=message):
+        create_objective(spec)
+    assert create_objective({"hardest": 0, "infonce": 1})  # a term that is off
+
+
+class ReturnsATensor(Triplet):
+    def compute(self, scores, positives, context):
+        return super().compute(scores, positives, context).loss
+
+
+def test_an_objective_of_ones_own_that_returns_a_tensor_is_told_what_to_return() -> None:
+    with pytest.raises(ArgumentError, match=r"ReturnsATensor.compute: .*return LossReport\(loss\)"):
+        ReturnsATensor()(torch.eye(3))

@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given
 
+from counterfoil.core.errors import ConfigError
 from counterfoil.objectives import Context, create_objective, objectives
 from tests.conftest import assert_close, assert_gradient_close, load_fixture
 from tests.objectives.cases import cases
@@ -48,3 +49,16 @@ def test_coefficients_are_options_of_any_degree() -> None:
     loss = constant.compute(scores, torch.eye(2).bool(), Context()).loss
     # Row 0 and column 1 violate the margin with 0.6, row 1 and column 0 do not.
     assert float(loss) == pytest.approx((2 * 1.5 + 2 * 2 * 0.6**3) / 2)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"positive": []}, "ssp.positive: expected a list of numbers"),
+        ({"negative": "abc"}, "ssp.negative: "),
+        ({"positive": [0.1, float("nan")]}, "ssp.positive: expected"),
+    ],
+)
+def test_coefficients_are_checked(options, message) -> None:
+    with pytest.raises(ConfigError, match=message):
+        create_objective({"ssp": options})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -48,6 +49,25 @@ def test_a_process_begins_with_everything_imported_and_is_no_copy_of_this_one() 
 def test_where_copies_cannot_use_a_gpu_processes_begin_from_nothing(monkeypatch, odd) -> None:
     monkeypatch.setattr(workers, "_send_bad_fork", odd)
     assert workers.own_processes.__wrapped__().get_start_method() == "spawn"
+
+
+def needs_own_part(job, *_) -> bool:
+    return job == sys.modules["my_part"].OWN
+
+
+@pytest.mark.parametrize("start", ["forkserver", "spawn"])
+def test_processes_import_the_modules_of_ones_own(tmp_path, monkeypatch, start) -> None:
+    (tmp_path / "my_part.py").write_text("OWN = 'a job'\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(workers, "own_modules", ["my_part"])
+    monkeypatch.setattr(workers, "own_processes", lambda: multiprocessing.get_context(start))
+    processes = workers.Workers(tmp_path, 1, needs_own_part, str)
+    processes.start("a job")
+    ended = []
+    while not ended:
+        ended = processes.poll(Silent())
+    processes.close()
+    assert [(one.finished, one.error) for one in ended] == [(True, None)]
 
 
 def crowded(job, cache, progress, should_stop, *_) -> bool:

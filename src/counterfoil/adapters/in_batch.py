@@ -107,6 +107,8 @@ def read_ids(ids: Ids, rows: Tensor, name: str) -> Tensor:
     values: Any = ids
     if isinstance(ids, (list, tuple, np.ndarray)) and all(isinstance(one, str) for one in ids):
         values = [_hash_name(str(one)) for one in ids]
+    if isinstance(ids, (list, tuple)) and any(isinstance(one, float) for one in ids):
+        values = np.asarray(ids, dtype=np.float64)  # single precision would make ids equal
     try:
         tensor = torch.as_tensor(values, device=rows.device)
     except (TypeError, ValueError, RuntimeError):
@@ -116,6 +118,8 @@ def read_ids(ids: Ids, rows: Tensor, name: str) -> Tensor:
         raise ArgumentError(
             f"{name}: expected {len(rows)} numbers or names, one per pair, got {given}"
         )
+    if tensor.is_floating_point() and bool(tensor.isnan().any()):
+        raise ArgumentError(f"{name}: an id is NaN, which equals no id, not even itself")
     return tensor
 
 

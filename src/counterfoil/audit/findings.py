@@ -173,7 +173,7 @@ class Summary(Report):
             ("suspicious", f"{self.suspicious} ({100 * self.share:.1f} %)"),
             *((f"  {SIGN_NAMES[sign]}", count) for sign, count in self.signs.items()),
             ("own image ranked first", f"{100 * self.recall_at_1:.1f} %"),
-            ("images skipped", self.skipped_images),
+            ("images that could not be scored", self.skipped_images),
             ("captions skipped, no word known", self.unknown_captions),
         ]
         return [(name, str(value)) for name, value in table]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import io
 import os
@@ -39,6 +38,7 @@ from counterfoil.cli.serve import serve
 from counterfoil.cli.signals import end_on_sigterm
 from counterfoil.cli.train import train
 from counterfoil.core.errors import ConfigError, CounterfoilError
+from counterfoil.core.registry import import_own
 
 TAGLINE = "Image–text matching, trained with better negatives."
 EPILOG = (
@@ -156,7 +156,7 @@ def _import_own(module: str) -> None:
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
-        importlib.import_module(module)
+        import_own([module])
     except ModuleNotFoundError as error:
         if not f"{module}.".startswith(f"{error.name}."):  # one that the module imports
             raise

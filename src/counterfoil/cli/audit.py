@@ -107,8 +107,8 @@ def check(
         float | None,
         typer.Option(
             callback=opt.SHARE,
-            help="List at most this share of right captions, and name at most this share of right "
-            "words (0–1). Replaces --threshold; needs --trusted.",
+            help="List about this share of right captions, and name about this share of right "
+            "words (0–1). Replaces --threshold; needs --trusted, a split of about the same size.",
         ),
     ] = None,
     trusted: Annotated[

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import fnmatch
 import functools
+import importlib
 import inspect
 import json
 import math
@@ -38,6 +39,18 @@ if TYPE_CHECKING:
     from pydantic import TypeAdapter
 
 T = TypeVar("T", bound=Callable[..., Any])
+
+own_modules: list[str] = []
+"""Modules of the user's that register parts; processes that start afresh import them, too."""
+
+
+def import_own(modules: list[str]) -> None:
+    """Import modules that register parts, and note them for other processes."""
+    for module in modules:
+        importlib.import_module(module)
+        if module not in own_modules:
+            own_modules.append(module)
+
 
 MAX_NUMBER = 2**32
 """Largest absolute value of an option; only seeds come near it."""

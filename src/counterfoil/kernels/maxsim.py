@@ -17,9 +17,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from counterfoil.core.errors import ArgumentError
+from counterfoil.kernels.first_order import first_order_only
 from counterfoil.kernels.spec import KernelSpec, usable
 
 CPU_CELLS, GPU_CELLS = 1 << 22, 1 << 27
@@ -112,7 +112,7 @@ class _MaxSim(torch.autograd.Function):
         return scores
 
     @staticmethod
-    @once_differentiable
+    @first_order_only
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None, None]:
         packed, documents, index, mask = ctx.saved_tensors
         longest = documents.shape[1]

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from counterfoil.core.tensors.device import free_on_gpu
 from counterfoil.kernels.attention import Block, Score, Sides, Span, Tile, spans
+from counterfoil.kernels.first_order import first_order_only
 
 CPU_TILE = 1 << 18
 """Similarities of a tile on a CPU: a few temporaries of this size fit into a core's cache."""
@@ -72,6 +73,7 @@ class _TiledScores(torch.autograd.Function):
         return _forward(score, block)
 
     @staticmethod
+    @first_order_only
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
         packed, v, sims, norms, gram, query_gram = ctx.saved_tensors
         sides = Sides(packed, norms, query_gram, v, gram, ctx.key_mask, ctx.lengths)

@@ -175,7 +175,13 @@ class Objective(nn.Module):
             protected=None if protected is None else read_mask(protected, scores, "protected"),
             on_diagonal=bool(matrix.diagonal().all()),
         )
-        return self.compute(scores, matrix, context)
+        report = self.compute(scores, matrix, context)
+        if not isinstance(report, LossReport):
+            raise ArgumentError(
+                f"{type(self).__name__}.compute: expected a LossReport, got "
+                f"{type(report).__name__}; end it with: return LossReport(loss)"
+            )
+        return report
 
     def prepare(self, training: RunSetup) -> None:
         """Called once, before the first step and before the optimizer collects parameters."""

@@ -181,9 +181,11 @@ def create_objective(spec: str | Mapping[str, Any]) -> Composite:
         if given is not None and not isinstance(given, (int, float, Mapping)):
             raise ConfigError(f"{where}: expected a weight or options, got {given!r}")
         options = dict(given or {}) if not isinstance(given, (int, float)) else {"weight": given}
-        weights[name] = _number(options.pop("weight", 1.0), f"{where}.weight")
+        weights[name] = _weight(options.pop("weight", 1.0), f"{where}.weight")
         epochs[name] = _epoch_range(options.pop("epochs", None), f"{where}.epochs")
         terms[name] = objectives.create(name, options, where=where)
+    if not any(weights.values()):
+        raise ConfigError("objective: all weights are 0, so nothing would be learned")
     return Composite(terms, weights, epochs, protection)
 
 
@@ -207,6 +209,13 @@ def _number(value: Any, where: str) -> float:
     if not abs(value) <= MAX_NUMBER:  # nan is not, either
         raise ConfigError(f"{where}: expected a finite number, got {value!r}")
     return float(value)
+
+
+def _weight(value: Any, where: str) -> float:
+    weight = _number(value, where)
+    if weight < 0:
+        raise ConfigError(f"{where}: expected 0 or more, got {value!r}: it would train against it")
+    return weight
 
 
 def _epoch_range(value: Any, where: str) -> tuple[int, int | None]:

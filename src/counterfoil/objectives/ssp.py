@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from counterfoil.core.errors import ConfigError
 from counterfoil.objectives.base import (
     Anchors,
     Context,
@@ -39,7 +42,8 @@ class SSP(Objective):
     ) -> None:
         super().__init__()
         self.margin = margin
-        self.positive, self.negative = tuple(positive), tuple(negative)
+        self.positive = _coefficients("positive", positive)
+        self.negative = _coefficients("negative", negative)
 
     def compute(self, scores: Tensor, positives: Tensor, context: Context) -> LossReport:
         directions = both_directions(scores, positives, context)
@@ -56,6 +60,18 @@ class SSP(Objective):
         costs = polynomial(anchors.positive, self.positive).clamp(min=0)
         costs = costs + polynomial(hardest, self.negative).clamp(min=0)
         return costs.masked_fill(~(violated & selected.any(1)), 0).sum()
+
+
+def _coefficients(name: str, given: Any) -> tuple[float, ...]:
+    """Coefficients of a polynomial; raise unless they are one finite number or more."""
+    numbers = list(given) if isinstance(given, (list, tuple)) else []
+    plain = [type(one) in (int, float) and math.isfinite(one) for one in numbers]
+    if not numbers or not all(plain):
+        raise ConfigError(
+            f"objective.ssp.{name}: expected a list of numbers, the coefficient of the highest "
+            f"power first, got {given!r}"
+        )
+    return tuple(numbers)
 
 
 def polynomial(x: Tensor, coefficients: Sequence[float]) -> Tensor:

@@ -18,6 +18,7 @@ import torch
 
 from counterfoil.core.parallel import end_with_parent, usable_cores
 from counterfoil.core.progress import Progress, Silent
+from counterfoil.core.registry import import_own, own_modules
 from counterfoil.reproduce.columns import OWN, FoilOptions, MeasureColumn
 from counterfoil.reproduce.measure import MeasureEvaluator, RunEvaluator
 from counterfoil.reproduce.plan import Plan, PlannedRun
@@ -106,7 +107,7 @@ def measure_together(
         at_once,
         own_processes(),
         _begin,
-        (evaluator.folder, evaluator.cache, options, plan.folds, threads),
+        (evaluator.folder, evaluator.cache, options, plan.folds, threads, own_modules),
     )
     others, futures = multiprocessing.active_children(), set[Future[None]]()
     try:
@@ -141,11 +142,17 @@ _here: list[_Process] = []
 
 
 def _begin(
-    folder: Path, cache: Path, options: FoilOptions, folds: int | None, threads: int
+    folder: Path,
+    cache: Path,
+    options: FoilOptions,
+    folds: int | None,
+    threads: int,
+    modules: list[str],
 ) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     end_with_parent()
     torch.set_num_threads(threads)
+    import_own(modules)
     _here.append(_Process(MeasureEvaluator(RunEvaluator(folder, cache, Silent()), options), folds))
 
 

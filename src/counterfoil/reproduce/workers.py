@@ -21,6 +21,7 @@ import torch
 
 from counterfoil.core.parallel import end_with_parent, usable_cores
 from counterfoil.core.progress import Progress, Silent
+from counterfoil.core.registry import import_own, own_modules
 from counterfoil.reproduce.plan import Job
 
 T = TypeVar("T")
@@ -108,7 +109,8 @@ class Workers:
     def start(self, run: Job) -> None:
         receiver, sender = self.context.Pipe(duplex=False)
         threads = max(1, usable_cores() // self.jobs)
-        work = (run, self.cache, self.train, self.describe, sender, self.stop, threads)
+        settings = threads, own_modules
+        work = (run, self.cache, self.train, self.describe, sender, self.stop, *settings)
         process = self.context.Process(target=_work, args=work, daemon=False)
         process.start()
         sender.close()  # the child has the only copy, so the pipe ends when the child exits
@@ -222,6 +224,7 @@ def _work(
     sender: Connection,
     stop: Event,
     threads: int,
+    modules: list[str],
 ) -> None:
     # Ctrl-C reaches every process of the terminal; only the parent reacts, and stops the workers
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -239,6 +242,7 @@ def _work(
     end_with_parent(SAVE_SECONDS)
     torch.set_num_threads(threads)
     try:
+        import_own(modules)
         notify = termination.on_training, termination.on_trained
         finished = train(run, cache, _Messages(sender), should_stop, *notify)
         if termination.requested and not finished and not stop.is_set():

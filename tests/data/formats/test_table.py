@@ -70,6 +70,15 @@ def test_columns_go_by_their_usual_names(tmp_path, name, caption):
     assert load_pairs(tmp_path).train.captions[0] == ["x"]
 
 
+def test_numbered_columns_beside_a_plain_one_are_captions_too(tmp_path):
+    write_images(tmp_path, ["a.png", "b.png"])
+    rows = [("a.png", "x", "train", "y", "z"), ("b.png", "", "train", "u", "")]
+    write_table(tmp_path, "csv", rows, ("image", "caption", "split", "caption_2", "Caption 3"))
+    assert load_pairs(tmp_path).train.captions == [["x", "y", "z"], ["u"]]
+    alone = load_pairs(tmp_path, options={"caption_column": "caption"})
+    assert alone.train.captions == [["x"]]
+
+
 def test_columns_of_other_names_are_options(tmp_path):
     write_images(tmp_path, ["a.png"])
     write_table(tmp_path, "csv", [("a.png", "x", "train")], ("photo", "says", "part"))

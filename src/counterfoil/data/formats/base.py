@@ -262,7 +262,8 @@ RESERVED = frozenset(name for names in ALIASES.values() for name in names) | {LA
 class Columns:
     """Column names of a table by role; the others are extras.
 
-    There can be several numbered columns of captions: ``caption_1``, ``caption_2`` …
+    There can be several numbered columns of captions: ``caption_1``, ``caption_2`` …, also beside
+    a plain ``caption``.
     """
 
     captions: tuple[str, ...]
@@ -291,8 +292,7 @@ def find_columns(names: Iterable[str], chosen: dict[str, str | None]) -> Columns
         else:
             roles[role] = next((folded[alias] for alias in aliases if alias in folded), None)
     one = roles.pop("captions")
-    numbered = tuple(name for name in names if _NUMBERED.fullmatch(name.strip().lower()))
-    captions = (one,) if one is not None else numbered
+    captions = _caption_columns(names, one, chosen.get("captions") is not None)
     if not captions:
         return f"no column of captions {_expected('captions', 'caption')} {_listed(names)}"
     if roles["image"] is None and roles["id"] is None:
@@ -306,6 +306,19 @@ def find_columns(names: Iterable[str], chosen: dict[str, str | None]) -> Columns
         split=roles["split"],
         label=label,
         extras=tuple(name for name in names if name not in used),
+    )
+
+
+def _caption_columns(names: Sequence[str], one: str | None, chosen: bool) -> tuple[str, ...]:
+    """The columns of captions: ``one``, if the user chose it, else with its numbered ones."""
+    if one is not None and chosen:
+        return (one,)
+    stems = {name: _NUMBERED.fullmatch(name.strip().lower()) for name in names}
+    plain = None if one is None else one.strip().lower().removesuffix("s")
+    return tuple(
+        name
+        for name, match in stems.items()
+        if name == one or (match is not None and plain in (None, match[1]))
     )
 
 

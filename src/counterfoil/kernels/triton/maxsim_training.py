@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from counterfoil.kernels.first_order import first_order_only
 from counterfoil.kernels.triton.launch import block_of, precision
 
 MAX_CELLS = 1 << 22
@@ -89,7 +89,7 @@ class _MaxSim(torch.autograd.Function):
         return scores
 
     @staticmethod
-    @once_differentiable
+    @first_order_only
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
         queries, documents, query_mask, document_mask, positions = ctx.saved_tensors
         of_queries, of_documents = ctx.needs_input_grad[:2]

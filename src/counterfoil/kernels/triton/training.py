@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from counterfoil.kernels.first_order import first_order_only
 from counterfoil.kernels.spec import WORDS, KernelSpec
 from counterfoil.kernels.triton.launch import (
     Regions,
@@ -97,7 +97,7 @@ class _FusedScores(torch.autograd.Function):
         return scores
 
     @staticmethod
-    @once_differentiable
+    @first_order_only
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         mask, u, norms, v, gram, sims = ctx.saved_tensors
         spec, packing = ctx.spec, ctx.packing
