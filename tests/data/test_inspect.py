@@ -45,6 +45,14 @@ def test_a_sound_data_set_is_summarized(tmp_path):
     assert json.loads(json.dumps(result.as_dict()))["splits"]["train"]["captions"] == 3
 
 
+@pytest.mark.parametrize(("name", "noted"), [("trian", True), ("tets", True), ("holdout", False)])
+def test_a_likely_typo_in_a_split_is_noted(tmp_path, name, noted):
+    pairs = make_pairs(tmp_path, {"train": [["a dog"]], name: [["a cat"]]})
+    notes = [one.message for one in inspect(pairs, deep=False).problems if one.kind == "split-name"]
+    assert len(notes) == noted
+    assert all(f"split '{name}'" in note and "did you mean" in note for note in notes)
+
+
 def test_one_of_each_fault_in_a_table_is_named(tmp_path):
     write_images(tmp_path, [f"{i}.png" for i in range(9)])
     (tmp_path / "torn.png").write_bytes(png()[:60])

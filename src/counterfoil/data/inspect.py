@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections import deque
 from collections.abc import Iterator, Mapping
@@ -26,6 +27,7 @@ from counterfoil.data.duplicates import (
     with_twin,
 )
 from counterfoil.data.formats.assemble import caption_fault, may_lack
+from counterfoil.data.formats.base import ORDER
 from counterfoil.data.fragments import FragmentTable
 from counterfoil.data.images import ImageRef, MissingImage, open_image
 from counterfoil.data.load import is_named, make_named, other_formats, read_path, read_url
@@ -120,6 +122,7 @@ def inspect(
         duplicates = count_duplicates(good.texts, good.image_of)
         splits[split.name] = _summarize(split, checked, duplicates)
         _note_duplicates(good, duplicates, pairs.name, log)
+        _note_likely_typo(split.name, pairs.name, log)
         usable[split.name] = _usable_ids(split, checked)
         _refuse_unreadable(split, usable[split.name], pairs.name, log)
         if checked is not None and checked.looks:
@@ -210,6 +213,14 @@ def _note_duplicates(split: Split, counts: DuplicateCounts, where: str, log: Pro
         f"at another image, too (such as '{split.texts[int(repeated.argmax())][:80]}'); training "
         "never takes such a pair as a negative, evaluate prints recalls both ways",
     )
+
+
+def _note_likely_typo(name: str, where: str, log: ProblemLog) -> None:
+    """Log a split name that is close to a usual one: no command would look for its images."""
+    close = difflib.get_close_matches(name.lower(), ORDER, n=1, cutoff=0.75)
+    if name.lower() not in ORDER and close:
+        message = f"split '{name}' is not a usual name; did you mean '{close[0]}'?"
+        log.note("split-name", where, message)
 
 
 def _spread(values: list[int], *which: str) -> dict[str, float]:
