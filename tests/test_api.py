@@ -238,12 +238,12 @@ def test_training_refuses_settings_without_effect_and_writes_nothing(pairs, tmp_
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.slow
 def test_an_objective_is_named_not_built(model, pairs, tmp_path) -> None:
     with pytest.raises(ArgumentError, match=r"objective: expected a name .* got SelHN"):
         cf.train(model, pairs, objective=cf.objectives.SelHN(), folder=tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_is_resumed_to_the_same_end(pairs, tmp_path) -> None:
     from counterfoil.core.progress import Silent
 

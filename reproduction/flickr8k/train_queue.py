@@ -27,8 +27,9 @@ show is measured as soon as the run, and the one that writes its foils, are fini
 `counterfoil reproduce` finds the runs and their measures, and stores the whole table.
 
 Only what no table uses is left out of a run: its page, example searches, the yardstick of its
-explanations, and the comparison with the run that it started from. What a finished run needs only
-to be resumed is deleted.
+explanations, and the comparison with the run that it started from (a table that shows it needs a
+queue of its own: a finished run is not compared later). What a finished run needs only to be
+resumed is deleted.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ from dataclasses import dataclass
 from functools import cache
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
@@ -70,16 +71,21 @@ STORE_SECONDS = 20.0
 """Results are stored this often, so that a machine that goes away takes few of them along."""
 
 
+class Wanted(NamedTuple):
+    """A column of a table for a run, and the run that writes its foils, if any does."""
+
+    options: FoilOptions
+    column: MeasureColumn
+    run: PlannedRun
+    writer: PlannedRun | None
+
+
 @dataclass(frozen=True)
 class Measurement:
-    """Columns of tables that can be measured for a run, each with the run that writes its foils."""
+    """Columns that one process measures; those with foils of one writer go together."""
 
-    run: PlannedRun
-    columns: tuple[tuple[FoilOptions, MeasureColumn, PlannedRun | None], ...]
-
-    @property
-    def title(self) -> str:
-        return f"measuring {self.run.title}"
+    title: str
+    columns: tuple[Wanted, ...]
 
 
 class Queue:
@@ -160,19 +166,23 @@ class Queue:
         )
 
     def measurements(self) -> list[Measurement]:
-        """What can be measured now and was not returned before, run by run."""
-        ready: dict[str, list[tuple[FoilOptions, MeasureColumn, PlannedRun | None]]] = {}
-        runs: dict[str, PlannedRun] = {}
+        """What can be measured now and was not returned before, by the writer or the run."""
+        ready: dict[str, list[Wanted]] = {}
         for plan, _ in self.plans:
-            for options, column, run, writer in _wanted_columns(plan):
-                key = f"{run.digest} {column.model_dump_json()} {writer and writer.digest}"
-                missing = [one for one in (run, writer) if one and one.state != "finished"]
-                if missing or key in self.measured:
+            for wanted in _wanted_columns(plan):
+                runs = [one for one in (wanted.run, wanted.writer) if one is not None]
+                key = " ".join(
+                    [
+                        *(one.digest for one in runs),
+                        wanted.column.model_dump_json(),
+                        wanted.options.model_dump_json(),
+                    ]
+                )
+                if key in self.measured or any(one.state != "finished" for one in runs):
                     continue
                 self.measured.add(key)
-                runs[run.digest] = run
-                ready.setdefault(run.digest, []).append((options, column, writer))
-        return [Measurement(runs[digest], tuple(columns)) for digest, columns in ready.items()]
+                ready.setdefault(runs[-1].title, []).append(wanted)
+        return [Measurement(f"measuring by {by}", tuple(own)) for by, own in ready.items()]
 
     def store(self, cache_folder: Path, errors: dict[str, str]) -> None:
         """Store the recalls of the runs that are finished; lines that climb may want more runs."""
@@ -184,9 +194,7 @@ class Queue:
                 self._climb(rank, plan, latest(total, now))
 
 
-def _wanted_columns(
-    plan: Plan,
-) -> Iterator[tuple[FoilOptions, MeasureColumn, PlannedRun, PlannedRun | None]]:
+def _wanted_columns(plan: Plan) -> Iterator[Wanted]:
     """The measured columns of all rows and seeds whose numbers are not stored."""
     if not isinstance(plan.artifact, Measured):
         return
@@ -197,7 +205,7 @@ def _wanted_columns(
             for given in plan.artifact.measures:
                 column = given.of_row(row.foils, row.blind)
                 writer = plan.runs[column.writer][index] if column.writer else None
-                yield plan.artifact.foils, column, members[0], writer
+                yield Wanted(plan.artifact.foils, column, members[0], writer)
 
 
 def _begin(cache_folder: Path, forgetting: bool) -> None:
@@ -248,12 +256,15 @@ def serve(pipe: Connection, out: Path, cache_folder: Path, forgetting: bool, sto
         finished, error = False, None
         try:
             if isinstance(job, Measurement):
-                for options, column, writer in job.columns:
-                    key = options.model_dump_json()
+                for wanted in job.columns:
+                    key = wanted.options.model_dump_json()
                     if key not in measures:
-                        measures[key] = MeasureEvaluator(evaluator, options)
+                        measures[key] = MeasureEvaluator(evaluator, wanted.options)
                     if not stop.is_set():
-                        measures[key].number(column, job.run, writer)
+                        try:
+                            measures[key].number(wanted.column, wanted.run, wanted.writer)
+                        except Exception as problem:  # the others go on
+                            error = f"{wanted.column.title}, {wanted.run.title}: {problem}"
                 finished = not stop.is_set()
             else:
                 finished = do_one(job, cache_folder, Silent(), should_stop=stop.is_set)
@@ -295,8 +306,9 @@ def main() -> None:
     free, done = list(workers), 0
     busy: dict[Connection, Job | Measurement] = {}
     failed: dict[str, str] = {}
+    unmeasured: list[str] = []
     known = set(queue.jobs)
-    while waiting or measuring or busy:
+    while (waiting or measuring or busy) and (free or busy):  # without processes, nothing goes on
         if time.monotonic() - begin > options.seconds and not stop.is_set():
             stop.set()
             print(f"time is up: {len(waiting)} jobs not begun, {len(busy)} stopped", flush=True)
@@ -328,8 +340,10 @@ def main() -> None:
                 finished, error, seconds = False, "its process ended", 0.0
             else:
                 free.append(pipe)
-            if error:
-                failed[job.title if isinstance(job, Measurement) else job.digest] = error
+            if error and isinstance(job, Measurement):
+                unmeasured.append(error)
+            elif error:
+                failed[job.digest] = error
             elif finished and not isinstance(job, Measurement):
                 done += 1
                 note_sharing(job.folder, len(busy) + 1)
@@ -361,8 +375,9 @@ def main() -> None:
     for process in workers.values():
         process.join(max(0.0, end - time.monotonic()))
         process.kill()  # all results are on the disk
-    print(f"{done} finished, {len(failed)} failed, {time.monotonic() - begin:.0f} s", flush=True)
-    sys.exit(1 if failed else 0)
+    taken = f"{time.monotonic() - begin:.0f} s"
+    print(f"{done} finished, {len(failed)} failed, {len(unmeasured)} not measured, {taken}")
+    sys.exit(1 if failed or unmeasured else 0)
 
 
 if __name__ == "__main__":

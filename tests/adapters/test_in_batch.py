@@ -139,6 +139,11 @@ def test_large_ids_of_a_column_of_floats_stay_apart() -> None:
         (torch.ones(4).bool(), r"got torch.bool \[4\]"),
         (["a", 1, None, 2], "got list"),
         ([1.0, 2.0, float("nan"), 3.0], "an id is NaN"),
+        ([1.0, "a", 2.0, 3.0], "got list"),
+        ([1.0, "2", 3.0, 4.0], "got list"),
+        ([1.0, None, 2.0, 3.0], "got list"),
+        ([2**60, 2**60 + 1, 1.0, 2.0], "got list"),
+        ([[1.0], 2.0, 3.0, 4.0], "got list"),
         (None, "got NoneType"),
     ],
 )

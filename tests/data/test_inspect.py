@@ -45,7 +45,13 @@ def test_a_sound_data_set_is_summarized(tmp_path):
     assert json.loads(json.dumps(result.as_dict()))["splits"]["train"]["captions"] == 3
 
 
-@pytest.mark.parametrize(("name", "noted"), [("trian", True), ("tets", True), ("holdout", False)])
+@pytest.mark.parametrize(
+    ("name", "noted"),
+    [
+        *((typo, True) for typo in ("trian", "tets", "vaildation", "Tain")),
+        *((usual, False) for usual in ("holdout", "test1k", "testA", "trainval", "dev2", "nval")),
+    ],
+)
 def test_a_likely_typo_in_a_split_is_noted(tmp_path, name, noted):
     pairs = make_pairs(tmp_path, {"train": [["a dog"]], name: [["a cat"]]})
     notes = [one.message for one in inspect(pairs, deep=False).problems if one.kind == "split-name"]

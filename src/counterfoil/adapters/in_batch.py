@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -102,13 +103,19 @@ def _has_text(image_ids: Tensor, text_ids: Tensor) -> Tensor:
     return same_image @ (text_ids[:, None] == text_ids).float() > 0
 
 
+EXACT = 2**53
+"""Up to here, every whole number is one in double precision."""
+
+
 def read_ids(ids: Ids, rows: Tensor, name: str) -> Tensor:
     """Ids [B] of rows [B, ...] as a tensor; names are hashed, equally on all processes."""
     values: Any = ids
     if isinstance(ids, (list, tuple, np.ndarray)) and all(isinstance(one, str) for one in ids):
         values = [_hash_name(str(one)) for one in ids]
     if isinstance(ids, (list, tuple)) and any(isinstance(one, float) for one in ids):
-        values = np.asarray(ids, dtype=np.float64)  # single precision would make ids equal
+        exact = all(isinstance(one, Real) and not abs(float(one)) > EXACT for one in ids)
+        # in single precision, large ids would be equal
+        values = np.asarray(ids, dtype=np.float64) if exact else None
     try:
         tensor = torch.as_tensor(values, device=rows.device)
     except (TypeError, ValueError, RuntimeError):

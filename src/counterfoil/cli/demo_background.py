@@ -17,6 +17,7 @@ from counterfoil.cli.signals import StopSignals, end_on_sigterm
 from counterfoil.core.errors import CounterfoilError
 from counterfoil.core.parallel import end_with_parent
 from counterfoil.core.progress import Silent
+from counterfoil.core.registry import import_own, own_modules
 from counterfoil.evaluation.report import RetrievalReport
 
 AUDIT, TRAINING = "the audit", "the training"
@@ -46,7 +47,8 @@ class Background:
         context = multiprocessing.get_context("spawn")
         self._receiver, self._sender = context.Pipe(duplex=False)
         settings = replace(demo, progress=Silent(), signals=StopSignals())
-        self._process = context.Process(target=work, args=(settings, self._sender), name="demo")
+        arguments = settings, self._sender, own_modules
+        self._process = context.Process(target=work, args=arguments, name="demo")
         self._on_message = on_message
         self._watcher = threading.Thread(target=self._watch, name="demo results", daemon=True)
         self._ending = self._complete = False
@@ -83,13 +85,14 @@ class Background:
         return not self._complete
 
 
-def work(demo: Demo, results: Connection) -> None:
+def work(demo: Demo, results: Connection, modules: list[str]) -> None:
     """The process: each stage sends its result or, if it fails, one line; the next one follows."""
     with suppress(AttributeError, OSError):  # Windows has none of these
         os.setsid()  # Ctrl-C in the terminal is for the page, which then ends this process
         os.nice(NICE)
     end_with_parent()
     end_on_sigterm()
+    import_own(modules)
     for name, stage in ((AUDIT, demo.audit), (TRAINING, demo.train)):
         try:
             message: Message = stage()

@@ -78,7 +78,8 @@ def evaluate_words(
     the matcher's own parts, leave-one-out, mask, gradient × input, attention rollout and TAGS-DC's
     head. The table adds what a language model finds without the image, the combination that an
     audit uses, and replacement: whether other words that the language model proposes fit better.
-    Methods are chosen on the dev split and reported on another.
+    Replacement scores about a hundred captions for each one, and takes most of the time. Methods
+    are chosen on the dev split and reported on another.
 
     [bold]Examples[/]
 

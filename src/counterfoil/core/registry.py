@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 T = TypeVar("T", bound=Callable[..., Any])
 
 own_modules: list[str] = []
-"""Modules of the user's that register parts; processes that start afresh import them, too."""
+"""The user's modules that register parts; processes that start afresh import them, too."""
 
 
 def import_own(modules: list[str]) -> None:

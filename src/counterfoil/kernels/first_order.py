@@ -18,7 +18,10 @@ from counterfoil.core.errors import ArgumentError
 
 
 def first_order_only(backward: Callable[..., Any]) -> Callable[..., Any]:
-    """A backward pass without second derivatives: to differentiate its gradients is an error."""
+    """A backward pass without second derivatives: to differentiate its gradients is an error.
+
+    The inputs that need gradients must be among the saved tensors.
+    """
 
     @wraps(backward)
     def wrapped(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
@@ -26,23 +29,26 @@ def first_order_only(backward: Callable[..., Any]) -> Callable[..., Any]:
             gradients = backward(ctx, *grads)
         if not torch.is_grad_enabled():
             return tuple(gradients)
-        anchor = torch.zeros((), requires_grad=True)
+        # what the gradients depend on, as autograd visits only nodes on the way to its inputs
+        tensors = [each for each in (*ctx.saved_tensors, *grads) if isinstance(each, Tensor)]
+        origins = [each for each in tensors if each.requires_grad]
         return tuple(
-            _Final.apply(each, anchor) if isinstance(each, Tensor) else each for each in gradients
+            _NoSecondDerivative.apply(each, *origins) if isinstance(each, Tensor) else each
+            for each in gradients
         )
 
     return wrapped
 
 
-class _Final(torch.autograd.Function):
-    """A gradient as it is; ``anchor`` needs a gradient, so that a backward pass comes here."""
+class _NoSecondDerivative(torch.autograd.Function):
+    """A gradient as it is, with the tensors that it depends on."""
 
     @staticmethod
-    def forward(ctx: Any, gradient: Tensor, anchor: Tensor) -> Tensor:
+    def forward(ctx: Any, gradient: Tensor, *origins: Tensor) -> Tensor:
         return gradient.view_as(gradient)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[None, None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[None, ...]:
         raise ArgumentError(
             "second derivatives: these scores have first derivatives only, so a penalty on a "
             "gradient, or a Hessian, cannot be computed; use a matcher without attention over all "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from numbers import Real
 from typing import Any
 
 import torch
@@ -64,14 +65,17 @@ class SSP(Objective):
 
 def _coefficients(name: str, given: Any) -> tuple[float, ...]:
     """Coefficients of a polynomial; raise unless they are one finite number or more."""
-    numbers = list(given) if isinstance(given, (list, tuple)) else []
-    plain = [type(one) in (int, float) and math.isfinite(one) for one in numbers]
-    if not numbers or not all(plain):
+    numbers: list[Any] = list(given) if isinstance(given, (list, tuple)) else []
+    finite = [
+        type(one) is not bool and isinstance(one, Real) and math.isfinite(float(one))
+        for one in numbers
+    ]
+    if not numbers or not all(finite):
         raise ConfigError(
             f"objective.ssp.{name}: expected a list of numbers, the coefficient of the highest "
             f"power first, got {given!r}"
         )
-    return tuple(numbers)
+    return tuple(map(float, numbers))
 
 
 def polynomial(x: Tensor, coefficients: Sequence[float]) -> Tensor:

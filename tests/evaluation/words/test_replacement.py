@@ -1,4 +1,4 @@
-"""Words measured by others in their places: what is proposed, gained, and held against a word."""
+"""Words measured by others in their places: proposals, gains and doubts."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import counterfoil as cf
+from counterfoil.core.errors import DataError
 from counterfoil.data.text.words import words
 from counterfoil.evaluation.caption_model import CaptionModel
 from counterfoil.evaluation.words.cases import FoilCase, make_foils
@@ -200,3 +201,23 @@ def test_an_untrained_model_is_left_in_its_mode(scenes, language) -> None:  # no
         for mine, theirs in zip(one.words, other.words, strict=True):
             assert (mine is None) == (theirs is None)
             assert mine is None or theirs is None or (mine.gains == theirs.gains).all()
+
+
+class Torn:
+    """A table of fragments, one image of which cannot be read."""
+
+    def __init__(self, table, image: int) -> None:
+        self.table, self.image = table, image
+
+    def read(self, image: int):
+        if image == self.image:
+            raise DataError(f"image {image}: not a finite number")
+        return self.table.read(image)
+
+
+def test_cases_of_unreadable_images_are_left_out(trained, language, scenes, monkeypatch) -> None:  # noqa: F811
+    cases = [true_case(scenes.dev, image, scenes.dev.captions[image][0]) for image in (0, 1)]
+    torn = Torn(trained.fragments_of(scenes.dev), 1)
+    monkeypatch.setattr(type(trained), "fragments_of", lambda *_: torn)
+    (alone,) = measure_gains(trained, scenes.dev, cases, language)
+    assert alone.text == cases[0].foil

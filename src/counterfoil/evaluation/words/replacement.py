@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -130,10 +129,12 @@ def measure_gains(
     """Gains of replaced words in the foils of cases sorted by image.
 
     Every image is encoded once, and the changed captions of a few images share batches. Gains are
-    compared with those of `OTHER_IMAGES` images of the split.
+    compared with those of `OTHER_IMAGES` images of the split. Cases of unreadable images are left
+    out, as in `measure_words`.
     """
     proposer = Proposer(language, model.text)
-    groups = [(i, list(group)) for i, group in groupby(cases, key=lambda case: case.image)]
+    grouped = groupby(cases, key=lambda case: case.image)
+    groups = [(i, list(own)) for i, own in grouped if _is_readable(model, split, i)]
     starts = range(0, len(groups), IMAGE_BATCH)
     results: list[ReplacedCaption] = []
     with eval_mode(model):
@@ -171,8 +172,7 @@ class _OtherImages:
     def __init__(self, model: Model, split: Split) -> None:
         self.images: list[int] = []
         for image in random.Random(0).sample(range(len(split)), len(split)):
-            with suppress(DataError):
-                model.fragments_of(split).read(image)
+            if _is_readable(model, split, image):
                 self.images.append(image)
             if len(self.images) > OTHER_IMAGES:  # one more: a caption's own image is left out
                 break
@@ -181,6 +181,14 @@ class _OtherImages:
     def without(self, own: int) -> Encoded:
         rows = [row for row, image in enumerate(self.images) if image != own][:OTHER_IMAGES]
         return self.encoded[torch.tensor(rows, dtype=torch.long, device=self.encoded.mask.device)]
+
+
+def _is_readable(model: Model, split: Split, image: int) -> bool:
+    try:
+        model.fragments_of(split).read(image)
+    except DataError:
+        return False
+    return True
 
 
 def _encode_images(model: Model, split: Split, images: Sequence[int]) -> Encoded:

@@ -69,7 +69,8 @@ def scores_with_gradient(
 
     Raises OutOfResources if no block sizes fit the GPU.
     """
-    scores: Tensor = _MaxSim.apply(queries, documents, query_mask, document_mask)
+    sides = queries.contiguous(), documents.contiguous()
+    scores: Tensor = _MaxSim.apply(*sides, query_mask, document_mask)
     return scores
 
 
@@ -82,7 +83,6 @@ class _MaxSim(torch.autograd.Function):
         query_mask: Tensor | None,
         document_mask: Tensor | None,
     ) -> Tensor:
-        queries, documents = queries.contiguous(), documents.contiguous()
         query_bytes, document_bytes = _bytes(query_mask), _bytes(document_mask)
         scores, positions = _forward(queries, documents, query_bytes, document_bytes)
         ctx.save_for_backward(queries, documents, query_bytes, document_bytes, positions)
