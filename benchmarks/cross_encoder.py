@@ -45,6 +45,7 @@ from counterfoil.data.batches.sampling import BatchPlan, RankBatches
 from counterfoil.data.fragments import FragmentTable
 from counterfoil.data.pairs import Split
 from counterfoil.data.text.vocabulary import SPECIALS, Vocabulary
+from counterfoil.kernels import packed_attention
 from counterfoil.matchers.cross_encoder import CrossEncoder
 from counterfoil.models import Model, create_model
 from counterfoil.objectives import create_objective
@@ -301,8 +302,11 @@ def main() -> int:
     parser.add_argument("--steps", type=int, help="of training; 8, on a CPU 1")
     parser.add_argument("--train", nargs="*", choices=list(TRAINED), default=list(TRAINED))
     parser.add_argument("--checkpointing", choices=["recipe", "on", "off"], default="recipe")
+    parser.add_argument("--padded", action="store_true", help="attention by PyTorch throughout")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
+    if options.padded:
+        packed_attention.LONGEST = 0
     small = options.device.type == "cpu"
     sizes = {"images": (8, 200), "layers": (2, 12), "embed": (128, 768), "steps": (1, 8)}
     for name, (little, much) in sizes.items():

@@ -1,6 +1,6 @@
 """Compiles every launch of the kernels to Triton's own code, which needs no GPU; run as a program.
 
-Arguments: names of matchers, or maxsim; without any, all.
+Arguments: names of matchers, maxsim, or attention; without any, all.
 
 The interpreter runs kernels as Python and overlooks what the compiler refuses: names that change
 their type or shape, and the like. Nothing is launched, and no score looked at.
@@ -19,7 +19,7 @@ from triton.compiler.compiler import ASTSource, make_backend
 from triton.runtime.jit import JITFunction
 
 from counterfoil.encoders.encoded import Encoded
-from counterfoil.kernels import dispatch, maxsim
+from counterfoil.kernels import dispatch, maxsim, packed_attention
 from counterfoil.kernels.spec import LARGE_JOB_CELLS, ScoringJob
 from tests.kernels.test_dispatch import MATCHERS, TRAINED, made, sides
 
@@ -86,12 +86,28 @@ def compile_maxsim() -> None:
             maxsim.maxsim(*leaves, document_mask=real)
 
 
+def compile_attention() -> None:
+    """Both kinds of queries, with and without dropout, in blocks of two sizes, with gradients."""
+    packed_attention.usable = lambda device, dtype: True
+    for longest, width, dropout in ((50, 32, 0.1), (100, 64, 0.0)):
+        for first in (False, True):
+            joined = torch.zeros(120, (2 if first else 3) * 2 * width, dtype=torch.bfloat16)
+            queries = torch.zeros(2, 2 * width, dtype=torch.bfloat16) if first else None
+            leaf = joined.requires_grad_()
+            starts = torch.tensor([0, 20])
+            found = packed_attention.packed_attention(leaf, starts, longest, 2, dropout, queries)
+            assert found is not None
+            found.sum().backward()
+
+
 def main() -> None:
     JITFunction.run = compile_only
     dispatch.usable = lambda device, dtype: True
-    names = sys.argv[1:] or ["maxsim", *MATCHERS]
+    names = sys.argv[1:] or ["maxsim", "attention", *MATCHERS]
     if "maxsim" in names:
         compile_maxsim()
+    if "attention" in names:
+        compile_attention()
     for name in (name for name in names if name in MATCHERS):
         for dtype, holes in ((torch.float32, True), (torch.float16, False)):
             images, texts = (

@@ -24,6 +24,7 @@ from counterfoil.encoders.bert import (
     not_loaded,
 )
 from counterfoil.features.pretrained import silent_loading
+from counterfoil.kernels.packed_attention import packed_attention
 
 EPS = 1e-12
 """Epsilon of every layer norm, as in BERT."""
@@ -171,21 +172,32 @@ class TransformerLayer(nn.Module):
         return logits.softmax(-1)
 
     def _attend(self, x: Tensor, packing: Packing, first_only: bool) -> Tensor:
-        width = x.shape[1]
+        width, dropout = x.shape[1], self.dropout.p if self.training else 0.0
+        first: Tensor | None = None
         if first_only:
             first = x.index_select(0, packing.starts)
-            q = F.linear(first, self.qkv.weight[:width], self.qkv.bias[:width])[:, None]
-            both = F.linear(x, self.qkv.weight[width:], self.qkv.bias[width:])
-            k, v = packing.spread(both).chunk(2, dim=-1)
+            first = F.linear(first, self.qkv.weight[:width], self.qkv.bias[:width])
+            joined = F.linear(x, self.qkv.weight[width:], self.qkv.bias[width:])
         else:
-            q, k, v = packing.spread(self.qkv(x)).chunk(3, dim=-1)
+            joined = self.qkv(x)
+        if packing.rows is not None:  # equal lengths need no mask: PyTorch's fastest kernels run
+            attended = packed_attention(
+                joined, packing.starts, packing.longest, self.heads, dropout, first
+            )
+            if attended is not None:
+                return attended
+        return self._attend_padded(joined, first, packing, dropout)
+
+    def _attend_padded(
+        self, joined: Tensor, first: Tensor | None, packing: Packing, dropout: float
+    ) -> Tensor:
+        parts = packing.spread(joined).chunk(3 if first is None else 2, dim=-1)
+        q, k, v = parts if first is None else (first[:, None], *parts)
         q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in (q, k, v))
         with attention_without_cudnn():
-            attended = F.scaled_dot_product_attention(
-                q, k, v, packing.mask, self.dropout.p if self.training else 0.0
-            )
+            attended = F.scaled_dot_product_attention(q, k, v, packing.mask, dropout)
         attended = attended.transpose(1, 2).flatten(2)
-        return attended[:, 0] if first_only else packing.pack(attended)
+        return packing.pack(attended) if first is None else attended[:, 0]
 
 
 class Transformer(nn.Module):

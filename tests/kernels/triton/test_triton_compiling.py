@@ -14,8 +14,13 @@ pytest.importorskip("triton", reason="Triton is not installed")
 
 @pytest.mark.parametrize(
     ("names", "fewest"),
-    [(["naaf", "chan-lse"], 8), (["maxsim"], 30), pytest.param([], 50, marks=pytest.mark.slow)],
-    ids=["some", "maxsim", "all"],
+    [
+        (["naaf", "chan-lse"], 8),
+        (["maxsim"], 30),
+        (["attention"], 7),
+        pytest.param([], 50, marks=pytest.mark.slow),
+    ],
+    ids=["some", "maxsim", "attention", "all"],
 )
 def test_kernels_compile_for_a_gpu_that_is_not_there(names, fewest) -> None:
     root = Path(__file__).parents[3]
