@@ -21,6 +21,10 @@ MAX_REGIONS = 128
 WORDS, SLOTS = 128, 16
 """Words and captions per tile."""
 
+ENTRIES_PER_LOAD = 4
+"""Entries of a Gram matrix's triangle that a thread loads at once; triangles are padded to it, and
+those of different threads alternate by as many. Loads, not multiplications, bound the kernels."""
+
 LARGE_JOB_CELLS = 1 << 33
 """Similarities from which on compilation pays off: thread-per-caption kernels, `torch.compile`."""
 

@@ -23,15 +23,21 @@ def carried_out(code: str, operands: list[float], memory: bytes) -> tuple[float,
         name, _, rest = instruction.strip().partition(" ")
         if not name or name == ".reg":
             continue
-        into, *given = re.split(r",\s*", rest, maxsplit=0 if "{" not in rest else 1)
         if name.startswith("ld.global"):
-            base, offset = given[0].strip("[]").split(" + ")
+            into, base, offset = re.fullmatch(r"{(.*)}, \[(.*) \+ (.*)\]", rest).groups()
             assert base == address
             size = 4 if name.endswith("f32") else 2
-            values[into] = memory[int(offset) : int(offset) + size]
-            if size == 4:
-                values[into] = float(np.frombuffer(values[into], np.float32)[0])
-        elif name == "cvt.f32.f16":
+            assert int(offset) % (4 * size) == 0, "loads of several values are aligned"
+            for number, register in enumerate(into.split(", ")):
+                start = int(offset) + number * size
+                value = memory[start : start + size]
+                assert len(value) == size, "within the padded triangle"
+                values[register] = (
+                    float(np.frombuffer(value, np.float32)[0]) if size == 4 else value
+                )
+            continue
+        into, *given = re.split(r",\s*", rest, maxsplit=0 if "{" not in rest else 1)
+        if name == "cvt.f32.f16":
             values[into] = float(np.frombuffer(values[given[0]], np.float16)[0])
         elif name == "mov.b16":
             values[into] = int(given[0]).to_bytes(2, "little")
@@ -60,8 +66,9 @@ def test_quadratic_forms_are_those_of_the_whole_matrix(
     e, f = torch.randn(2, entries + spare, generator=draw).double()
     row, column = torch.tril_indices(entries, entries)
     triangle = matrix[row, column] * torch.where(row == column, 1.0, 2.0)
-    memory = torch.full((len(triangle), step), torch.nan)  # between: other threads' matrices
-    memory[:, 0] = triangle
+    fours = torch.nn.functional.pad(triangle, (0, -len(triangle) % 4), value=torch.nan).view(-1, 4)
+    memory = torch.full((len(fours), step, 4), torch.nan)  # between: other threads' matrices
+    memory[:, 0] = fours
     raw = memory.to(DTYPES[kind]).flatten().view(torch.uint8).numpy().tobytes()
 
     code = quadratic_instructions(entries + spare, entries, step, kind)

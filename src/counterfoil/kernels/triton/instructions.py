@@ -14,6 +14,8 @@ import torch
 import triton
 import triton.language as tl
 
+from counterfoil.kernels import spec
+
 
 @triton.jit
 def _nothing():
@@ -47,23 +49,31 @@ def _read(at):
     return value
 
 
+ENTRIES_PER_LOAD = tl.constexpr(spec.ENTRIES_PER_LOAD)
+
+
 @constexpr_function
 def quadratic_instructions(values, R, STEP, kind):
     """eᵀ G e and fᵀ G f; operands: ``values`` of e, as many of f, the address of G's triangle."""
-    load, size = {
-        "fp32": ("ld.global.f32 g, [{}];", 4),
-        "fp16": ("ld.global.b16 h, [{}]; cvt.f32.f16 g, h;", 2),
-        "bf16": ("ld.global.b16 h, [{}]; mov.b32 g, {{zero, h}};", 2),
+    load, convert, size = {
+        "fp32": ("ld.global.v4.f32 {{g0, g1, g2, g3}}, [{}];", "", 4),
+        "fp16": ("ld.global.v4.b16 {{h0, h1, h2, h3}}, [{}];", "cvt.f32.f16 g{0}, h{0};", 2),
+        "bf16": ("ld.global.v4.b16 {{h0, h1, h2, h3}}, [{}];", "mov.b32 g{0}, {{zero, h{0}}};", 2),
     }[kind]
-    lines = [".reg .f32 g, row_e, row_f, of_e, of_f;", ".reg .b16 h, zero;"]
-    lines += ["mov.b16 zero, 0;", "mov.f32 of_e, 0f00000000;", "mov.f32 of_f, 0f00000000;"]
+    lines = [".reg .f32 g0, g1, g2, g3, row_e, row_f, of_e, of_f;"]
+    lines += [".reg .b16 h0, h1, h2, h3, zero;", "mov.b16 zero, 0;"]
+    lines += ["mov.f32 of_e, 0f00000000;", "mov.f32 of_f, 0f00000000;"]
+    entry = 0
     for r in range(R):
-        for q in (r, *range(r)):
-            entry = (r * (r + 1) // 2 + q) * STEP * size
-            lines.append(load.format(f"${2 + 2 * values} + {entry}"))
+        for q in range(r + 1):
+            part = entry % 4
+            if part == 0:
+                lines.append(load.format(f"${2 + 2 * values} + {entry * STEP * size}"))
+            lines += [convert.format(part)] if convert else []
             for name, operand in (("row_e", 2 + q), ("row_f", 2 + values + q)):
-                begun = f"fma.rn.f32 {name}, ${operand}, g, {name};"
-                lines.append(f"mul.f32 {name}, ${operand}, g;" if q == r else begun)
+                more = f"fma.rn.f32 {name}, ${operand}, g{part}, {name};"
+                lines.append(f"mul.f32 {name}, ${operand}, g{part};" if q == 0 else more)
+            entry += 1
         lines.append(f"fma.rn.f32 of_e, row_e, ${2 + r}, of_e;")
         lines.append(f"fma.rn.f32 of_f, row_f, ${2 + values + r}, of_f;")
     return "\n".join(["{", *lines, "mov.f32 $0, of_e;", "mov.f32 $1, of_f;", "}"])
@@ -76,10 +86,10 @@ def quadratic_operands(values):
 
 @triton.jit
 def quadratic_of_two(e, f, triangle, VALUES: tl.constexpr, R: tl.constexpr, STEP: tl.constexpr):
-    """eᵀ G e and fᵀ G f from the lower triangle of G, row by row.
+    """eᵀ G e and fᵀ G f from the lower triangle of G, row by row, ENTRIES_PER_LOAD at a time.
 
     e and f are the first R of VALUES values each. G is the same for all threads if STEP is 1, else
-    each thread has its own.
+    each of STEP threads has its own.
     """
     kind: tl.constexpr = triangle.dtype.element_ty
     if LONG_INSTRUCTIONS:
@@ -91,13 +101,14 @@ def quadratic_of_two(e, f, triangle, VALUES: tl.constexpr, R: tl.constexpr, STEP
         of_e = e[0] * 0.0
         of_f = f[0] * 0.0
         for r in tl.static_range(R):
-            entry = tl.load(triangle + (r * (r + 1) // 2 + r) * STEP).to(tl.float32)
-            part_e = e[r] * entry
-            part_f = f[r] * entry
-            for q in tl.static_range(r):
-                entry = tl.load(triangle + (r * (r + 1) // 2 + q) * STEP).to(tl.float32)
-                part_e = tl.fma(e[q], entry, part_e)
-                part_f = tl.fma(f[q], entry, part_f)
+            part_e = e[0] * 0.0
+            part_f = e[0] * 0.0
+            for q in tl.static_range(r + 1):
+                entry: tl.constexpr = r * (r + 1) // 2 + q
+                before: tl.constexpr = entry // ENTRIES_PER_LOAD * ENTRIES_PER_LOAD
+                value = tl.load(triangle + (before * STEP + entry - before)).to(tl.float32)
+                part_e = tl.fma(e[q], value, part_e)
+                part_f = tl.fma(f[q], value, part_f)
             of_e = tl.fma(part_e, e[r], of_e)
             of_f = tl.fma(part_f, f[r], of_f)
     return of_e, of_f

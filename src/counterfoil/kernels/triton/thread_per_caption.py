@@ -13,8 +13,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
-from counterfoil.kernels.spec import KernelSpec
+from counterfoil.kernels.spec import ENTRIES_PER_LOAD, KernelSpec
 from counterfoil.kernels.triton.compilation import compile_together
 from counterfoil.kernels.triton.launch import BUFFER, Regions, placed, product, widens
 from counterfoil.kernels.triton.packing import InterleavedCaptions, interleave
@@ -62,8 +63,12 @@ def interleaved_words(packed: Tensor, lengths: list[int], spec: KernelSpec) -> I
     if by_regions or spec.propagation != "none":
         parts = []
         for group, grams in enumerate(_grams(fragments, captions)):
-            part = _triangle(grams) if by_regions else _spread(grams, captions, group, spec)
-            parts.append(part.permute(1, 2, 0) if part.ndim == 3 else part.T)
+            if by_regions:
+                fours = _triangle(grams).unflatten(1, (-1, ENTRIES_PER_LOAD))
+                parts.append(part := fours.transpose(0, 1))
+            else:
+                part = _spread(grams, captions, group, spec)
+                parts.append(part.permute(1, 2, 0))
             sizes[group] = part.numel()
         query_gram = torch.cat([part.flatten() for part in parts]).to(packed.dtype)
     starts = torch.tensor(sizes).cumsum(0) - torch.tensor(sizes)
@@ -79,10 +84,14 @@ def _grams(fragments: Tensor, captions: InterleavedCaptions) -> Iterator[Tensor]
 
 
 def _triangle(grams: Tensor) -> Tensor:
-    """Lower triangles [B, n (n + 1) / 2], row by row, with off-diagonal entries doubled."""
+    """Lower triangles [B, n (n + 1) / 2], row by row, with off-diagonal entries doubled.
+
+    They are padded to multiples of what a thread loads at once.
+    """
     row, column = torch.tril_indices(grams.shape[1], grams.shape[2], device=grams.device)
     twice = torch.where(row == column, 1.0, 2.0)
-    return grams[:, row, column] * twice.to(grams.dtype)
+    triangles = grams[:, row, column] * twice.to(grams.dtype)
+    return F.pad(triangles, (0, -len(row) % ENTRIES_PER_LOAD))
 
 
 def _spread(grams: Tensor, captions: InterleavedCaptions, group: int, spec: KernelSpec) -> Tensor:

@@ -6,9 +6,9 @@ communication between threads. The words of captions are interleaved
 Python tuples of R values, unrolled at compile time; R is a compile-time constant.
 
 Context norms are sums over the lower triangle of an image's Gram matrix, whose off-diagonal entries
-are doubled beforehand. Loading an entry takes longer than multiplying by it, so each iteration
-handles two words of a caption, or two regions of an image: e are the weights of the first, f of the
-second. If their number is odd, the last is computed twice and counted once.
+are doubled beforehand. Loading an entry takes longer than multiplying by it, so a load takes four,
+and each iteration handles two words of a caption, or two regions of an image: e are the weights of
+the first, f of the second. If their number is odd, the last is computed twice and counted once.
 
 Triton compiles a kernel again for sizes and addresses that are multiples of 16, unless a decorator
 excludes them: the blocks of one job would need several variants, of several seconds each.
@@ -20,7 +20,7 @@ import triton
 import triton.language as tl
 
 from counterfoil.kernels import attention
-from counterfoil.kernels.triton.instructions import _read, quadratic_of_two
+from counterfoil.kernels.triton.instructions import ENTRIES_PER_LOAD, _read, quadratic_of_two
 from counterfoil.kernels.triton.tile_kernels import _divisor
 
 EPS = tl.constexpr(1e-8)
@@ -223,7 +223,8 @@ def text_queries(
     length = tl.load(lengths + group * BC + lane)
     count = length.to(tl.float32)
     block = sims + image * R * width + base + lane
-    here = triangles + image * (R * (R + 1) // 2)
+    loads: tl.constexpr = (R * (R + 1) // 2 + ENTRIES_PER_LOAD - 1) // ENTRIES_PER_LOAD
+    here = triangles + image * (loads * ENTRIES_PER_LOAD)
     key_mask = real + image * R
     number = 0.0
     if MASKED:
@@ -371,7 +372,7 @@ def image_queries(
     length = tl.load(lengths + group * BC + lane)
     count = length.to(tl.float32)
     block = sims + image * R * width + base + lane
-    own = query_gram + tl.load(query_gram_at + group) + lane
+    own = query_gram + tl.load(query_gram_at + group) + lane * ENTRIES_PER_LOAD
     key_mask = real + image * R
     nothing = tl.zeros([BC], tl.float32)
 
