@@ -1,6 +1,6 @@
 """What an audit learns from checked captions: of random images, and from the top of its list.
 
-    python benchmarks/checked_captions.py photos-vse --data lite2-36 --noise noun --rate 0.1 --seed 10
+    python benchmarks/checked_captions.py photos-vse --data lite2-36 --noise noun --rate 0.1
 
 Noise is planted as in `counterfoil audit benchmark`. Both audits are measured on the captions that
 were not checked, so the rows of one table differ in what is left to find. Use a dev split.
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -27,6 +28,8 @@ from counterfoil.evaluation.words.evaluate import Ranking
 from counterfoil.training.run_folder import load_model
 
 COUNTS = (50, 200, 500)
+SAME = 1e-5
+"""Distance below which two captions are the same."""
 
 
 def main() -> int:
@@ -37,6 +40,9 @@ def main() -> int:
     parser.add_argument("--noise", choices=NOISES, default="noun")
     parser.add_argument("--rate", type=float, default=0.1)
     parser.add_argument("--seed", type=int, default=10)
+    parser.add_argument(
+        "--hide-copies", action="store_true", help="Learn as if no other caption had the same text."
+    )
     parser.add_argument("--device", default="auto")
     parser.add_argument("--cache", type=Path, default=Path.home() / ".cache" / "counterfoil")
     options = parser.parse_args()
@@ -46,10 +52,15 @@ def main() -> int:
     audit = audit_split(model, noisy.split, details=0)
     captions = audit.survey.captions
     neighbors = find_neighbors(model, noisy.split, captions, seed=options.seed)
+    if options.hide_copies and neighbors.by_caption is not None:
+        side = neighbors.by_caption
+        near = np.where(side.near < SAME, np.nan, side.near)
+        neighbors = replace(neighbors, by_caption=replace(side, near=near))
     signs = sign_deviations(audit.values[captions], audit.scales.signs)
     deviations = weighed_deviations(signs, audit.survey.own[captions].astype(float), neighbors)
     default, wrong, clean = (each[captions] for each in (audit.suspicion, noisy.wrong, noisy.clean))
-    image_order = np.random.default_rng([options.seed, 1]).permutation(len(split))
+    # not the seed of the noise, whose first images are the clean ones
+    image_order = np.random.default_rng([options.seed, len(NOISES)]).permutation(len(split))
     place = np.argsort(image_order)[split.image_of[captions]]
     orders = {
         "random images": np.argsort(place, kind="stable"),

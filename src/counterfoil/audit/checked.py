@@ -91,14 +91,14 @@ class _Index:
         self, image: str, text: str | None, caption: int | None, split: str | None
     ) -> list[tuple[str, int]]:
         """The captions meant, all of them if several are the same; empty if there is none."""
-        places = None if caption is None else self.by_number.get((image, caption), [])
+        matches = None if caption is None else self.by_number.get((image, caption), [])
         if text is not None:
             same = self.by_text.get((image, text), [])
             # the number only decides between identical captions: others may have been removed
             unescaped = text[1:] if text[0] == "'" else text  # as findings.csv has formulas
             same = same or self.by_text.get((image, unescaped), [])
-            places = [place for place in same if place in (places or ())] or same
-        return [place for place in places or [] if split is None or place[0] == split]
+            matches = [one for one in same if one in (matches or ())] or same
+        return [one for one in matches or [] if split is None or one[0] == split]
 
 
 def _has_decisions(path: Path) -> bool:
@@ -118,14 +118,14 @@ def _from_decisions(path: Path, index: _Index) -> CheckedCaptions:
         if standing.final is None:
             result.open += 1
             continue
-        places = _places_of(key, index)
-        result.unknown += not places
-        for split, number in places[:1]:
+        matches = _captions_meant(key, index)
+        result.unknown += not matches
+        for split, number in matches[:1]:
             result.splits.setdefault(split, {})[number] = standing.final.outcome[0] != "keep"
     return result
 
 
-def _places_of(key: CaptionKey, index: _Index) -> list[tuple[str, int]]:
+def _captions_meant(key: CaptionKey, index: _Index) -> list[tuple[str, int]]:
     return index.find(key.image, key.text, key.caption, key.split) or index.find(
         key.image, key.text, key.caption, None
     )
@@ -145,16 +145,16 @@ def _from_table(path: Path, index: _Index) -> CheckedCaptions:
         if wrong is None:
             continue
         split = str(row["split"]) if row.get("split") else None
-        places = index.find(str(row["image"]), _text(row), _number(row, where), split)
-        result.unknown += not places
-        for place in places:
-            known = result.splits.setdefault(place[0], {})
-            if known.setdefault(place[1], wrong) != wrong:
+        matches = index.find(str(row["image"]), _text(row), _number(row, where), split)
+        result.unknown += not matches
+        for name, number in matches:
+            known = result.splits.setdefault(name, {})
+            if known.setdefault(number, wrong) != wrong:
                 raise DataError(
                     f"{where}: says the caption is {'wrong' if wrong else 'right'}, line "
-                    f"{lines[place]} says the opposite; leave one of them out"
+                    f"{lines[name, number]} says the opposite; leave one of them out"
                 )
-            lines.setdefault(place, line)
+            lines.setdefault((name, number), line)
     log.refuse_fatal()
     return result
 
