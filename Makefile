@@ -75,7 +75,7 @@ typecheck: $(VENV)/.dev  ## mypy over src/
 	$(BIN)/mypy
 
 # Those that need a run, a folder of data, a file for their results or a GPU are called by hand.
-NEEDS_ARGUMENTS := %/audit_scenes.py %/epoch.py %/evaluate_coco.py %/false_alarms.py %/faults.py \
+NEEDS_ARGUMENTS := %/audit_scenes.py %/checked_captions.py %/epoch.py %/evaluate_coco.py %/false_alarms.py %/faults.py \
   %/maxsim_blocks.py %/search_scale.py
 bench: $(VENV)/.dev      ## the programs of benchmarks/, with their default sizes
 	for program in $(filter-out $(NEEDS_ARGUMENTS),$(wildcard benchmarks/[a-z]*.py)); do \

@@ -5,6 +5,7 @@
 #   run.sh self        models trained on the noisy training captions, whole and in folds
 #   run.sh train       pretrained models on training captions (they were trained on these, clean)
 #   run.sh all         all of these, the most telling ones first
+#   run.sh lemon       LEMoN's weights for "LEMoN, tuned on dev": prints them, measures nothing
 #   run.sh page        docs/results/flickr8k/audit.md from RESULTS
 #
 # Every cell is stored: a stopped run continues when repeated. DATA is the folder of features that
@@ -77,6 +78,10 @@ step=${1:?see the head of this file}
 case $step in
   zoo | self | train) "$step" | measure ;;
   all) { self | sed -n 1,9p; zoo | sed -n 1,9p; self | tail -n +10; zoo | tail -n +10; train; } | measure ;;
+  lemon)
+    counterfoil audit benchmark --data "$DATA" --split dev --model photos-vse --rate 0.4 --rate 0.1 \
+      --seed 10 --seed 11 --seed 12 --device "$DEVICE" --tune-lemon
+    ;;
   page)
     counterfoil audit benchmark --render-page "$here/docs/results/flickr8k/audit.md" --out "$RESULTS"
     rm -rf "$RESULTS/cells" "$RESULTS/results.md"  # results.json has all cells; the site takes each .md for a page

@@ -11,11 +11,13 @@ import torch
 from counterfoil.audit.detection import (
     Weights,
     best_f1,
+    best_lemon,
     detect,
     lemon_score,
     loss_score,
     standardize,
     tune_lemon,
+    tune_on_noise,
 )
 from counterfoil.audit.neighbors import disagreement, find_neighbors, neighbors_of
 from counterfoil.audit.noise import NoisySplit, plant
@@ -100,6 +102,32 @@ def test_tuned_weights_are_the_best_of_the_grid_on_the_labels(vectors) -> None:
     assert tune_lemon(found, np.zeros(60, dtype=bool), known) == Weights()
 
 
+def test_weights_tuned_on_several_noises_are_the_best_on_average(vectors) -> None:
+    images, texts, owner = vectors
+    found = neighbors_of(images, texts, owner, np.arange(60), count=5)
+    every = np.ones(60, dtype=bool)
+    parts = [
+        (found, lemon_score(found, weights) > limit, every)
+        for weights, limit in ((Weights(0.0, 50.0, 1.0, 1.0), 6.0), (Weights(50.0, 0.0), 3.0))
+    ]
+    parts = [(one, labels, known) for one, labels, known in parts if labels.any()]
+    assert len(parts) == 2
+    tuned, mean = best_lemon(parts)
+    own = [best_f1(lemon_score(found, tuned), labels)[0] for _, labels, _ in parts]
+    assert mean == pytest.approx(np.mean(own))
+    for weights in (Weights(0.0, 50.0, 1.0, 1.0), Weights(50.0, 0.0, 0.0, 5.0), Weights()):
+        others = [best_f1(lemon_score(found, weights), labels)[0] for _, labels, _ in parts]
+        assert np.mean(others) <= mean + 1e-9
+    assert best_lemon([]) == (Weights(), 0.0)
+
+
+def test_tuning_plants_noise_and_reads_its_labels(learned, concepts) -> None:
+    few = concepts.test.select(range(20))
+    weights, mean = tune_on_noise(learned, few, ["random"], [0.3], [3, 4])
+    assert 50 < mean <= 100
+    assert tune_on_noise(learned, few, ["random"], [0.3], [3, 4]) == (weights, mean)
+
+
 def test_every_method_finds_captions_of_other_images(learned, concepts) -> None:
     noisy = plant(concepts.test, "random", 0.3, 0, clean=0.0, labeled=0.0)
     neighbors = find_neighbors(learned, noisy.split)
@@ -141,10 +169,11 @@ def test_captions_without_a_score_are_left_out() -> None:
 
 def test_folds_keep_probabilities_and_rescale_other_scores() -> None:
     values = np.array([0.0, 0.01, 0.02, 0.99])
-    names = ("similarity", "LEMoN, fixed weights", "mixture of losses (NCR)", "audit")
+    probabilities = ("mixture of losses (NCR)", "audit", "audit, tuned on labels")
+    names = ("similarity", "LEMoN, fixed weights", *probabilities)
     scaled = standardize(dict.fromkeys(names, values))
     same = [bool(np.array_equal(scaled[name], values)) for name in names]
-    assert same == [False, False, True, True]
+    assert same == [False, False, True, True, True]
 
 
 def test_words_unknown_to_the_model_do_not_change_a_loss(learned, concepts) -> None:

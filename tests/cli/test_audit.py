@@ -115,6 +115,31 @@ def test_too_many_suspicious_captions_are_an_exit_code(run, cache, tmp_path) -> 
     invoke(*asked, "--max-suspicious", listed, "--fail-above", listed / found["captions"])
 
 
+def test_an_audit_learns_from_checked_captions(run, cache, tmp_path) -> None:
+    out, table = tmp_path / "report", tmp_path / "labels.csv"
+    asked = ["audit", run, "--split", "test", "--out", out, "--cache", cache, "--threshold", 0.01]
+    invoke(*asked)
+    found = [one for one in lines_of(out) if one["kind"] == "mismatch"][:24]
+    rows = [(one["image"], one["text"], k % 3 == 0) for k, one in enumerate(found)]
+    table.write_text("image,text,wrong\n" + "".join(f'{i},"{t}",{w}\n' for i, t, w in rows))
+    printed = " ".join(invoke(*asked, "--checked", table).split())
+    checked = json.loads((out / "summary.json").read_text())["checked"]["test"]
+    assert (checked["wrong"], checked["learned"]) == (len(rows[::3]), True)
+    assert f"weights of signs learned from {checked['wrong'] + checked['right']} " in printed
+    # decisions of a review serve as well, here too few of them
+    key = {name: found[0][name] for name in ("split", "image", "caption", "text")}
+    decision = {**key, "action": "keep", "reviewer": "ann", "time": "2026-01-01T00:00:00Z"}
+    gone = {**decision, "text": "a caption that is not there"}
+    (out / "decisions.jsonl").write_text(f"{json.dumps(decision)}\n{json.dumps(gone)}\n")
+    printed = " ".join(invoke(*asked, "--checked", out).split())
+    assert "1 checked captions (0 wrong) are too few to learn" in printed
+    assert "1 checked captions are not among the audited ones" in printed
+    with pytest.raises(ConfigError, match="exclude each other"):
+        invoke(*asked, "--checked", out, "--false-alarms", 0.1, "--trusted", "dev")
+    with pytest.raises(DataError, match="no such file"):
+        invoke(*asked, "--checked", tmp_path / "none.csv")
+
+
 def test_near_duplicates_have_a_table_of_their_own_that_no_threshold_changes(
     run, cache, tmp_path
 ) -> None:

@@ -50,6 +50,17 @@ def test_wrong_settings_are_refused_before_any_work(cache, tmp_path) -> None:
         invoke("audit", "benchmark", "--render-page", tmp_path / "x.md", "--out", tmp_path / "y")
 
 
+def test_lemons_weights_are_tuned_by_one_command(run, cache, tmp_path) -> None:  # noqa: F811
+    task = [*asked(cache, tmp_path)[:-2], "--rate", 0.3, "--split", "dev", "--tune-lemon"]
+    with pytest.raises(ConfigError, match="expected one --model, got 0"):
+        invoke("audit", "benchmark", *task)
+    tuned = json.loads(invoke("audit", "benchmark", *task, "--model", run, "--json"))
+    assert set(tuned["weights"]) == {"by_image", "by_caption", "near", "match"}
+    printed = " ".join(invoke("audit", "benchmark", *task, "--model", run).split())
+    assert f"mean of the best F1: {tuned['f1']:.1f}" in printed
+    assert not list(tmp_path.iterdir())
+
+
 def test_models_with_different_features_are_refused(run, cache, tmp_path) -> None:  # noqa: F811
     model = load_model(run, "cpu")
     model.fragments_options = {"count": 3}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +18,12 @@ from counterfoil.audit.false_alarms import (
 )
 from counterfoil.audit.findings import Finding, Summary
 from counterfoil.audit.neighbors import Neighbors, disagreement, find_neighbors
+from counterfoil.audit.sign_weights import (
+    SignWeights,
+    learn_weights,
+    reliability,
+    weighed_deviations,
+)
 from counterfoil.audit.survey import SplitSurvey, SurveyCheckpoint, survey_split
 from counterfoil.audit.suspicion import (
     CENTER,
@@ -30,7 +37,6 @@ from counterfoil.audit.suspicion import (
     WordEffects,
     caption_doubts,
     combine,
-    deviations_of,
     evidence,
     measure_effects,
     named_signs,
@@ -63,7 +69,8 @@ class Audit:
     with, ``signs`` [captions, signs] the evidence for reasons. ``word_effects`` are the words of
     the examined captions, ``word_doubts`` the doubts about them; those above ``word_threshold`` are
     named as wrong. ``reference`` are the examined captions that were drawn at random.
-    ``surprise``: whether the doubts include the surprise of a language model.
+    ``surprise``: whether the doubts include the surprise of a language model. ``weights`` are those
+    learned from checked captions, if there were any.
     """
 
     split: Split
@@ -80,6 +87,7 @@ class Audit:
     word_threshold: float
     reference: list[int]
     surprise: bool
+    weights: SignWeights | None = None
 
     @property
     def listed(self) -> int:
@@ -99,6 +107,7 @@ def audit_split(
     progress: Progress | None = None,
     keep: Path | None = None,
     false_alarms: FalseAlarms | None = None,
+    checked: Mapping[int, bool] | None = None,
 ) -> Audit:
     """Score every caption with its image and all others, and list those that seem wrong.
 
@@ -107,9 +116,12 @@ def audit_split(
     ``keep`` is a checkpoint file: a later call with the same model and split resumes from it.
     ``false_alarms``: thresholds measured on trusted captions (`calibrate`), instead of
     ``threshold``; captions are then compared with what is usual in the trusted split.
+    ``checked``: whether a caption is wrong, for numbers of captions in ``split.texts`` that a
+    person has checked; the weights of the signs are learned from them.
     """
     if not 0.0 < threshold <= 1.0:
         raise ConfigError(f"audit: expected a threshold above 0 and at most 1, got {threshold}")
+    _check_labels(split, checked, false_alarms)
     checkpoint = None if keep is None else SurveyCheckpoint.of(keep, model, split)
     survey = survey_split(model, split, progress, checkpoint=checkpoint)
     captions = survey.captions
@@ -117,7 +129,7 @@ def audit_split(
         {int(number): split.texts[int(number)] for number in captions}, split.image_of.tolist()
     )
     neighbors = find_neighbors(
-        model, split, captions, by_caption=False, seed=seed, progress=progress
+        model, split, captions, by_caption=bool(checked), seed=seed, progress=progress
     )
     values = _score_values(survey, duplicates, neighbors)
     # a threshold holds for suspicion that is made like that it was measured on
@@ -152,6 +164,13 @@ def audit_split(
     else:
         usual_doubt = trusted.doubt
     suspicion[captions] = combine(deviations[captions], usual_doubt)
+    weights = None
+    if checked:
+        own = survey.own[captions].astype(np.float64)
+        weighed = weighed_deviations(deviations[captions], own, neighbors)
+        weights = learn_weights(weighed, *_labels(checked, captions))
+        if weights.learned:
+            suspicion[captions] = weights.suspicion(weighed)
     describer = Describer(
         split=split,
         survey=survey,
@@ -171,6 +190,8 @@ def audit_split(
     if false_alarms is not None:
         notes = (*summary.notes, *false_alarms.notes(words.surprise))
         summary = summary.model_copy(update={"notes": notes})
+    if weights is not None:
+        summary = summary.model_copy(update={"notes": (*summary.notes, weights.note())})
     return Audit(
         split=split,
         summary=summary,
@@ -186,7 +207,38 @@ def audit_split(
         word_threshold=word_threshold,
         reference=reference,
         surprise=words.surprise,
+        weights=weights,
     )
+
+
+def _check_labels(
+    split: Split, checked: Mapping[int, bool] | None, false_alarms: FalseAlarms | None
+) -> None:
+    if checked and false_alarms is not None:
+        raise ConfigError(
+            "audit: a rate of false alarms is measured with the default weights of signs, which "
+            "checked captions would change; use one of the two"
+        )
+    for number, wrong in (checked or {}).items():
+        if not 0 <= number < len(split.texts):
+            raise ConfigError(
+                f"audit: split '{split.name}' has {len(split.texts)} captions, numbered from 0; "
+                f"got the checked caption {number}"
+            )
+        if not isinstance(wrong, (bool, np.bool_)):
+            raise ConfigError(
+                f"audit: expected True (wrong) or False (right) for the checked caption {number}, "
+                f"got {wrong!r}"
+            )
+
+
+def _labels(
+    checked: Mapping[int, bool], captions: NDArray[np.int64]
+) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """Masks over the scored captions: the wrong ones, and those that were checked."""
+    numbers = captions.tolist()
+    wrong = np.array([checked.get(number, False) for number in numbers], dtype=np.bool_)
+    return wrong, np.array([number in checked for number in numbers], dtype=np.bool_)
 
 
 def _score_values(
@@ -194,8 +246,7 @@ def _score_values(
 ) -> Values:
     """Values [captions, signs] of the signs without those of words; NaN if not known."""
     captions, own = survey.captions, survey.own.astype(np.float64)
-    # A pair that fits badly itself says little about its neighbors.
-    reliable = evidence(-deviations_of(-own[captions]), 0.0)
+    reliable = reliability(own[captions])
     pool = np.where(survey.pool >= 0, survey.pool_score, np.nan).astype(np.float64)
     known = ~np.isnan(pool).all(1)
     best_captions = np.full(len(pool), np.nan)

@@ -51,6 +51,9 @@ class Audited(Protocol):
     @property
     def surprise(self) -> bool: ...
 
+    @property
+    def weights(self) -> object | None: ...
+
 
 @dataclass(frozen=True)
 class FalseAlarms:
@@ -117,6 +120,11 @@ def word_pool(doubts: Mapping[int, Values], captions: Sequence[int]) -> Values:
 
 def calibrate(trusted: Audited, rate: float) -> FalseAlarms:
     """Thresholds from the audit of a split whose captions are all right."""
+    if trusted.weights is not None:
+        raise ConfigError(
+            f"false alarms: the audit of split '{trusted.split.name}' has weights learned from "
+            "checked captions; audit it without them"
+        )
     suspicion = trusted.suspicion[~np.isnan(trusted.suspicion)]
     words = word_pool(trusted.word_doubts, trusted.reference)
     needed = max(MIN_TRUSTED, math.ceil(1.0 / max(rate, 1e-9)))

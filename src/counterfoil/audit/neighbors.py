@@ -169,3 +169,30 @@ def disagreement(side: Side, reliable: Values) -> Values:
     total = np.nansum(weights, axis=1)
     gaps = np.nansum(weights * side.gap, axis=1)
     return np.divide(gaps, total, out=np.full(len(total), np.nan), where=total > 0)
+
+
+COPY_NEARNESS = 20.0
+"""How fast a caption stops being a copy of another with its distance; chosen on a dev split."""
+
+
+def summed_disagreement(side: Side, reliable: Values) -> Values:
+    """The sum [pairs] whose mean is `disagreement`, per neighbor searched.
+
+    Many near and reliable neighbors that differ say more than few. NaN without neighbors.
+    """
+    weights = np.exp(-NEARNESS * side.near.astype(np.float64)) * reliable[side.pairs]
+    return _where_known(side, np.nansum(weights * side.gap, axis=1) / side.gap.shape[1])
+
+
+def copy_disagreement(side: Side, reliable: Values) -> Values:
+    """How far the image of nearly the same caption elsewhere differs [pairs]; the most of all.
+
+    ``side`` has neighbors by caption. Copies that fit their own image count more. Near 0 if no
+    other caption is alike or if the images of those that are alike resemble this one.
+    """
+    weights = np.exp(-COPY_NEARNESS * side.near.astype(np.float64)) * reliable[side.pairs]
+    return _where_known(side, np.nan_to_num(weights * side.gap).max(axis=1))
+
+
+def _where_known(side: Side, values: Values) -> Values:
+    return np.where((side.pairs >= 0).any(axis=1), values, np.nan)

@@ -20,7 +20,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from counterfoil.audit.audit import audit_split
-from counterfoil.audit.detection import Detection, detect, method_scores, standardize
+from counterfoil.audit.detection import (
+    METHODS,
+    Detection,
+    detect,
+    method_scores,
+    standardize,
+)
 from counterfoil.audit.noise import NoisySplit, one_caption_each, plant
 from counterfoil.audit.suspicion import Values
 from counterfoil.core.config import RunConfig
@@ -117,7 +123,7 @@ class Benchmark:
     """The cells to measure: each source with each noise, rate and seed, on one split.
 
     ``one_caption``: use one caption per image, as LEMoN does. ``examined``: captions whose words
-    the audit examines. Cells that ``out`` has already are not measured again.
+    the audit examines. Cells that ``out`` has already, with every method, are not measured again.
     """
 
     split: Split
@@ -142,7 +148,8 @@ class Benchmark:
                         settings = self._settings(source, noise, rate, seed)
                         cell = known.get(_digest(settings))
                         title = f"{source.name}, {noise} {100 * rate:g} %, seed {seed}"
-                        if cell is None:
+                        # a cell from before a method was added is measured again
+                        if cell is None or not cell.methods.keys() >= set(METHODS):
                             progress.say(f"{title} …")
                             cell = self._measure(source, noise, rate, seed, settings, progress)
                             name = f"{_digest(settings)}.json"

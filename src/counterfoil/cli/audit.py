@@ -115,6 +115,14 @@ def check(
         str | None,
         typer.Option(help="Split whose captions are all right (with --false-alarms)."),
     ] = None,
+    checked: Annotated[
+        Path | None,
+        typer.Option(
+            help="Captions that you have checked, to learn the weights of the signs from: an audit "
+            "folder with decisions, its decisions.jsonl, or a CSV or JSON Lines table with the "
+            "columns image, text and wrong (true or false).",
+        ),
+    ] = None,
     device: opt.Device = "auto",
     cache: opt.Cache = opt.CACHE,
     as_json: opt.Json = False,
@@ -134,9 +142,15 @@ def check(
       counterfoil audit runs/naaf captions.jsonl --fail-above 0.02
       counterfoil audit runs/naaf my_photos/ --split train \\
         --false-alarms 0.05 --trusted dev
+      counterfoil audit runs/naaf captions.jsonl --out report --checked report
     """
     check_inputs([run, corrector], pairs, format)
     _check_rate(false_alarms, trusted)
+    if checked is not None and false_alarms is not None:
+        raise ConfigError(
+            "--checked and --false-alarms exclude each other: the rate is measured with the "
+            "default weights of signs"
+        )
     from counterfoil.audit import (
         NO_CORRECTOR,
         audit_split,
@@ -144,6 +158,7 @@ def check(
         can_correct,
         check_report_folder,
         left_out,
+        read_checked,
         review_of,
         total,
         write_report,
@@ -181,6 +196,7 @@ def check(
         if trusted is not None:
             reason = f"--trusted {trusted}: the data have no other split to audit"
         raise ConfigError(reason)
+    labels = read_checked(checked, splits) if checked is not None else None
     correct = _correctors(run, corrector, model, read, device)
     checkpoints = {one.name: out / f".{one.name}.scored" for one in splits}
     # refused now, not after an hour of scoring
@@ -188,8 +204,8 @@ def check(
         with _interruptible(bars, checkpoints.values()):
             limits = None
             if clean is not None and false_alarms is not None:
-                checked = audit_split(model, clean, examined=examine, progress=bars)
-                limits = calibrate(checked, false_alarms)
+                reference = audit_split(model, clean, examined=examine, progress=bars)
+                limits = calibrate(reference, false_alarms)
             audits = [
                 audit_split(
                     model,
@@ -201,6 +217,7 @@ def check(
                     progress=bars,
                     keep=checkpoints[one.name],
                     false_alarms=limits,
+                    checked=None if labels is None else labels.splits.get(one.name),
                 )
                 for one in splits
             ]
@@ -214,7 +231,12 @@ def check(
         if limits is not None:
             about["false_alarms"] = limits.as_dict()
         title = f"{data.name}, read by {run.resolve().name}"
+        if labels is not None:
+            about["checked"] = {
+                one.split.name: one.weights.as_dict() for one in audits if one.weights is not None
+            }
         notes = [] if able else [NO_CORRECTOR]
+        notes += labels.notes() if labels is not None else []
         page = write_report(
             out,
             title,

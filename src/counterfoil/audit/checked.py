@@ -1,0 +1,190 @@
+"""Captions that a person has checked: from the decisions of a review, or from a table of labels."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from counterfoil.audit.decisions import LOG, CaptionKey, DecisionLog
+from counterfoil.core.errors import DataError
+from counterfoil.data.formats.text_files import READERS, read_rows
+from counterfoil.data.pairs import ProblemLog, Split
+
+LABELS = {
+    **dict.fromkeys(("wrong", "true", "yes", "1"), True),
+    **dict.fromkeys(("right", "false", "no", "0"), False),
+}
+TABLES = (".csv", ".tsv", ".jsonl")
+
+
+@dataclass
+class CheckedCaptions:
+    """Whether captions are wrong: by split, and by their number in its texts.
+
+    ``unknown`` counts labels of captions that the splits do not have, ``open`` those without a
+    decision that counts: conflicts between reviewers.
+    """
+
+    splits: dict[str, dict[int, bool]] = field(default_factory=dict)
+    unknown: int = 0
+    open: int = 0
+
+    def notes(self) -> list[str]:
+        """Lines about what was not used."""
+        lines = []
+        if self.unknown:
+            lines.append(
+                f"{self.unknown} checked captions are not among the audited ones (another image, "
+                "or a text that has changed); they were not used"
+            )
+        if self.open:
+            lines.append(f"{self.open} captions with conflicting decisions were not used")
+        return lines
+
+
+def read_checked(path: Path, splits: Sequence[Split]) -> CheckedCaptions:
+    """The checked captions of splits, from an audit folder, its decisions file, or a table.
+
+    Of decisions, *keep* means right, *fix* and *discard* mean wrong. A table (CSV, TSV or JSON
+    Lines) has the columns ``image``, ``wrong``, and ``text`` or ``caption``, the number among the
+    captions of the image; ``split`` is optional. Rows without a value for ``wrong`` do not count.
+    """
+    if not path.exists():
+        raise DataError(f"{path}: there is no such file or folder of checked captions")
+    index = _Index(splits)
+    if path.is_dir() or path.name == LOG or _has_decisions(path):
+        result = _from_decisions(path, index)
+    elif path.suffix.lower() in TABLES:
+        result = _from_table(path, index)
+    else:
+        raise DataError(
+            f"{path}: expected an audit folder, its {LOG}, or a table of labels "
+            f"({', '.join(TABLES)})"
+        )
+    if not any(result.splits.values()):
+        raise DataError(
+            f"{path}: none of its checked captions can be used: {result.unknown} are not in "
+            f"{', '.join(split.name for split in splits)}, {result.open} are in conflict"
+        )
+    return result
+
+
+class _Index:
+    """Numbers of captions by image and text, and by image and number among its captions."""
+
+    def __init__(self, splits: Sequence[Split]) -> None:
+        self.by_text: dict[tuple[str, str], list[tuple[str, int]]] = defaultdict(list)
+        self.by_number: dict[tuple[str, int], list[tuple[str, int]]] = defaultdict(list)
+        self.texts = {split.name: split.texts for split in splits}
+        for split in splits:
+            number = 0
+            for image, captions in zip(split.ids, split.captions, strict=True):
+                for own, text in enumerate(captions):
+                    self.by_text[image, text].append((split.name, number))
+                    self.by_number[image, own].append((split.name, number))
+                    number += 1
+
+    def find(
+        self, image: str, text: str | None, caption: int | None, split: str | None
+    ) -> list[tuple[str, int]]:
+        """The captions meant, all of them if several are the same; empty if there is none."""
+        matches = None if caption is None else self.by_number.get((image, caption), [])
+        if text is not None:
+            same = self.by_text.get((image, text), [])
+            # the number only decides between identical captions: others may have been removed
+            unescaped = text[1:] if text[0] == "'" else text  # as findings.csv has formulas
+            same = same or self.by_text.get((image, unescaped), [])
+            matches = [one for one in same if one in (matches or ())] or same
+        return [one for one in matches or [] if split is None or one[0] == split]
+
+
+def _has_decisions(path: Path) -> bool:
+    """Whether a JSON Lines file has decisions, as one downloaded from a page has."""
+    if path.suffix.lower() != ".jsonl":
+        return False
+    first = next(read_rows(path, ProblemLog()), None)
+    return first is not None and "action" in first[1]
+
+
+def _from_decisions(path: Path, index: _Index) -> CheckedCaptions:
+    result = CheckedCaptions()
+    log = DecisionLog(path)
+    if not log.path.is_file():
+        raise DataError(f"{path}: has no {LOG}; decide on its findings first, or name a table")
+    for key, standing in log.standings().items():
+        if standing.final is None:
+            result.open += 1
+            continue
+        matches = _captions_meant(key, index)
+        result.unknown += not matches
+        for split, number in matches[:1]:
+            result.splits.setdefault(split, {})[number] = standing.final.outcome[0] != "keep"
+    return result
+
+
+def _captions_meant(key: CaptionKey, index: _Index) -> list[tuple[str, int]]:
+    return index.find(key.image, key.text, key.caption, key.split) or index.find(
+        key.image, key.text, key.caption, None
+    )
+
+
+def _from_table(path: Path, index: _Index) -> CheckedCaptions:
+    result, log = CheckedCaptions(), ProblemLog()
+    lines: dict[tuple[str, int], int] = {}
+    for line, row in READERS[path.suffix.lower()](path, log):
+        where = f"{path}:{line}"
+        if "image" not in row or "wrong" not in row or not row.keys() & {"text", "caption"}:
+            raise DataError(
+                f"{where}: expected the columns image, wrong, and text or caption, got "
+                f"{', '.join(map(str, row)) or 'none'}"
+            )
+        wrong = _label(row["wrong"], where)
+        if wrong is None:
+            continue
+        split = str(row["split"]) if row.get("split") else None
+        matches = index.find(str(row["image"]), _text(row), _number(row, where), split)
+        result.unknown += not matches
+        for name, number in matches:
+            known = result.splits.setdefault(name, {})
+            if known.setdefault(number, wrong) != wrong:
+                raise DataError(
+                    f"{where}: says the caption is {'wrong' if wrong else 'right'}, line "
+                    f"{lines[name, number]} says the opposite; leave one of them out"
+                )
+            lines.setdefault((name, number), line)
+    log.refuse_fatal()
+    return result
+
+
+def _label(value: Any, where: str) -> bool | None:
+    """True for wrong captions, None for an empty cell."""
+    text = "" if value is None else str(value).strip().lower()
+    if not text:
+        return None
+    if text not in LABELS:
+        raise DataError(
+            f"{where}: wrong: expected true or false (also wrong/right, yes/no, 1/0), got {value!r}"
+        )
+    return LABELS[text]
+
+
+def _text(row: dict[str, Any]) -> str | None:
+    text = row.get("text")
+    if not text:
+        return None
+    return str(text)
+
+
+def _number(row: dict[str, Any], where: str) -> int | None:
+    value = row.get("caption")
+    if value is None or value == "":
+        return None
+    if isinstance(value, bool) or not str(value).strip().isdecimal():
+        raise DataError(
+            f"{where}: caption: expected its number among the captions of the image, from 0, got "
+            f"{value!r}"
+        )
+    return int(value)

@@ -1,0 +1,105 @@
+"""Checked captions from decisions and tables, and what is wrong with them."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from counterfoil.audit import Decision, DecisionLog, read_checked
+from counterfoil.audit.decisions import CaptionKey
+from counterfoil.core.errors import DataError
+from counterfoil.data.pairs import Split
+
+TRAIN = Split("train", ["a", "b"], [["a dog", "a cat"], ["a dog", "a dog"]])
+DEV = Split("dev", ["c", "a"], [["=a fish"], ["a bird"]])
+SPLITS = [TRAIN, DEV]
+
+
+def table(folder, text, name="labels.csv"):
+    (folder / name).write_text(text, encoding="utf-8")
+    return folder / name
+
+
+def decide(log, split, image, caption, text, action, correction=None, reviewer="ann") -> None:
+    key = CaptionKey(split, image, caption, text)
+    log.append(Decision.on(key, action, reviewer, correction))
+
+
+def test_decisions_say_which_captions_are_wrong(tmp_path) -> None:
+    log = DecisionLog(tmp_path / "decisions.jsonl")
+    decide(log, "train", "a", 0, "a dog", "keep")
+    decide(log, "train", "a", 1, "a cat", "fix", "a cow")
+    decide(log, "train", "b", 1, "a dog", "discard")
+    decide(log, "dev", "c", 0, "=a fish", "fix", "=a fish")  # nothing was changed
+    decide(log, "dev", "c", 0, "an old text", "discard")
+    decide(log, "dev", "a", 0, "a bird", "keep")
+    decide(log, "dev", "a", 0, "a bird", "undo")
+    expected = {"train": {0: False, 1: True, 3: True}, "dev": {0: False}}
+    for path in (tmp_path, tmp_path / "decisions.jsonl"):
+        read = read_checked(path, SPLITS)
+        assert (read.splits, read.unknown, read.open) == (expected, 1, 0)
+    downloaded = tmp_path / "ann.jsonl"
+    downloaded.write_bytes((tmp_path / "decisions.jsonl").read_bytes())
+    assert read_checked(downloaded, SPLITS).splits == expected
+    assert "1 checked captions are not among" in read_checked(downloaded, SPLITS).notes()[0]
+
+
+def test_conflicts_between_reviewers_are_left_out(tmp_path) -> None:
+    log = DecisionLog(tmp_path / "decisions.jsonl")
+    decide(log, "train", "a", 0, "a dog", "keep")
+    decide(log, "train", "a", 1, "a cat", "keep")
+    other = Decision.on(CaptionKey("train", "a", 0, "a dog"), "discard", "bob")
+    log.append(other.model_copy(update={"merged": True}))
+    read = read_checked(tmp_path, SPLITS)
+    assert (read.splits, read.open) == ({"train": {1: False}}, 1)
+    assert read.notes() == ["1 captions with conflicting decisions were not used"]
+
+
+def test_tables_name_captions_by_text_or_number(tmp_path) -> None:
+    by_text = table(tmp_path, "image,text,wrong\na,a cat,wrong\na,a bird,no\nc,'=a fish,1\n")
+    assert read_checked(by_text, SPLITS).splits == {"train": {1: True}, "dev": {1: False, 0: True}}
+    by_number = table(tmp_path, "split;image;caption;wrong\ntrain;b;1;yes\ntrain;b;0;\n")
+    assert read_checked(by_number, SPLITS).splits == {"train": {3: True}}
+    # the number tells identical captions apart; without one, the label is that of both
+    both = table(tmp_path, "image,text,wrong\nb,a dog,FALSE\n")
+    assert read_checked(both, SPLITS).splits == {"train": {2: False, 3: False}}
+    one = table(tmp_path, "image,caption,text,wrong\nb,1,a dog,false\n")
+    assert read_checked(one, SPLITS).splits == {"train": {3: False}}
+    moved = table(tmp_path, "image,caption,text,wrong\na,7,a cat,false\na,0,a horse,true\n")
+    read = read_checked(moved, SPLITS)
+    assert (read.splits, read.unknown) == ({"train": {1: False}}, 1)
+    rows = [
+        {"image": "a", "text": "a cat", "wrong": True},
+        {"image": "a", "caption": 0, "wrong": 0},
+    ]
+    lines = table(tmp_path, "\n".join(map(json.dumps, rows)), "labels.jsonl")
+    assert read_checked(lines, [TRAIN]).splits == {"train": {0: False, 1: True}}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("image,text\na,a cat\n", "expected the columns image, wrong"),
+        ("image,wrong\na,1\n", "and text or caption"),
+        ("image,text,wrong\na,a cat,nan\n", "labels.csv:2: wrong: expected true or false"),
+        ("image,text,wrong\na,a cat,0.5\n", "expected true or false"),
+        ("image,caption,wrong\na,-1,1\n", "its number among the captions"),
+        ("image,text,wrong\na,a cat,1\na,a cat,0\n", "labels.csv:3: says .* line 2 says the opp"),
+        ("image,text,wrong\nz,a cat,1\n", "none of its checked captions can be used: 1 are not"),
+        ("image,text,wrong\n", "none of its checked captions"),
+        ("image,text,wrong\na,a cat\n", "2 fields, but the header names 3"),
+    ],
+)
+def test_faulty_tables_are_refused_with_their_line(text, message, tmp_path) -> None:
+    with pytest.raises(DataError, match=message):
+        read_checked(table(tmp_path, text), SPLITS)
+
+
+def test_other_files_are_refused(tmp_path) -> None:
+    with pytest.raises(DataError, match="no such file"):
+        read_checked(tmp_path / "none.csv", SPLITS)
+    with pytest.raises(DataError, match="decide on its findings first"):
+        read_checked(tmp_path, SPLITS)
+    with pytest.raises(DataError, match="expected an audit folder"):
+        read_checked(table(tmp_path, "", "labels.txt"), SPLITS)
