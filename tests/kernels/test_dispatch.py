@@ -228,6 +228,34 @@ def test_captions_too_long_for_one_kernel_are_scored_by_the_other(name, monkeypa
     torch.testing.assert_close(result.double(), expected, atol=2e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("lengths", "products"), [((3, 2, 4, 1, 4), 1), ((6, 2, 9, 4), 2), ((6, 9), 1)]
+)
+def test_both_directions_of_bfan_share_their_similarities(lengths, products, monkeypatch) -> None:
+    """Captions too long for image queries have their text queries by themselves."""
+    monkeypatch.setattr(dispatch, "LARGE_JOB_CELLS", 0)
+    monkeypatch.setattr(lane_scoring, "MAX_IMAGE_QUERY_WORDS", 4)
+    calls = []
+
+    def counted(*given: Tensor) -> Tensor:
+        calls.append(given)
+        return launch.product(*given)
+
+    monkeypatch.setattr(lane_scoring, "product", counted)
+    torch.testing.assert_close(
+        *both_ways("bfan-equal", *sides(6, lengths=lengths)), atol=2e-5, rtol=1e-5
+    )
+    assert len(calls) == products
+
+
+def test_blocks_of_images_share_their_similarities_too(monkeypatch) -> None:
+    monkeypatch.setattr(dispatch, "LARGE_JOB_CELLS", 0)
+    monkeypatch.setattr(lane_scoring, "BUFFER", 1)  # one image at a time
+    torch.testing.assert_close(
+        *both_ways("bfan-prob", *sides(7, images=4, lengths=(3, 1, 5, 2, 4))), atol=2e-5, rtol=1e-5
+    )
+
+
 @pytest.mark.parametrize("length", [1.0, 30.0])
 @pytest.mark.parametrize("holes", [True, False])
 @pytest.mark.parametrize("name", [name for name in MATCHERS if name.startswith("chan")])
@@ -443,6 +471,9 @@ def test_every_word_has_one_place_in_a_lane(lengths, width, step) -> None:
         base, size = result.spans[group]
         assert size % step == 0
         assert int(result.lengths[group * width + lane]) == length
+        own = result.lengths[group * width : (group + 1) * width]
+        assert int(result.sizes[group]) == int(own.max())
+        assert size == -(-int(own.max()) // step) * step
         for word in range(size):
             row = int(result.rows[base + word * width + lane])
             assert row == (int(starts[caption]) + word if word < length else sum(lengths))

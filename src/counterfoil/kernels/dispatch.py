@@ -9,7 +9,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -33,6 +33,7 @@ from counterfoil.kernels.triton.maxsim import fits as offsets_fit
 from counterfoil.kernels.triton.packing import Indices
 from counterfoil.kernels.triton.thread_per_caption import (
     interleaved_words,
+    share_product,
     suits,
     thread_per_caption_scores,
 )
@@ -79,10 +80,9 @@ def try_fused_scores(
     # Triton launches on the current device, whichever the tensors are on
     with torch.cuda.device_of(v), torch.autocast(v.device.type, enabled=False):
         try:
-            scores = [block.trained(spec) if gradient else block.scored(spec) for spec in specs]
+            return block.summed(specs, block.trained) if gradient else block.all_scored(specs)
         except OutOfResources:  # the GPU is too small for the kernels
             return None
-    return scores[0] if len(scores) == 1 else torch.stack(scores).sum(0)
 
 
 def as_words(spec: KernelSpec) -> bool:
@@ -115,6 +115,15 @@ class Side:
     def where(self) -> Indices:
         """Indices of the real fragments in ``flat``."""
         return np.flatnonzero(self.host_mask)
+
+    def only(self, items: list[int]) -> Side:
+        """Some of the items."""
+        chosen = torch.tensor(items, device=self.mask.device)
+        return Side(
+            self.fragments.index_select(0, chosen),
+            self.mask.index_select(0, chosen),
+            self.host_mask[items],
+        )
 
     @property
     def gaps(self) -> Tensor | None:
@@ -155,6 +164,35 @@ class _Block:
         packing, words = tiles_of(texts.flat, texts.where, texts.lengths)
         return fused_scores_with_gradient(spec, packing, words, images.fragments, images.gaps)
 
+    def summed(self, specs: Sequence[KernelSpec], score: Callable[[KernelSpec], Tensor]) -> Tensor:
+        scores = [score(spec) for spec in specs]
+        return scores[0] if len(scores) == 1 else torch.stack(scores).sum(0)
+
+    def all_scored(self, specs: Sequence[KernelSpec]) -> Tensor:
+        """Scores without gradients, the sum over specs; they share a product where they can."""
+        where, lengths = self.texts.where, self.texts.lengths
+        images, per_image, _ = self.images.fragments.shape
+        if len(specs) == 1 or not share_product(specs) or not self._large(where):
+            return self.summed(specs, self.scored)
+        shared = [all(suits(spec, length, per_image) for spec in specs) for length in lengths]
+        if all(shared):
+            return self.by_thread_per_caption(specs, where, lengths)
+        if not any(shared):
+            return self.summed(specs, self.scored)
+        scores = self.images.fragments.new_empty(images, len(lengths), dtype=torch.float32)
+        for together in (True, False):
+            captions = [index for index, here in enumerate(shared) if here == together]
+            block = replace(self, texts=self.texts.only(captions))
+            scores[:, captions] = (
+                block.all_scored(specs) if together else block.summed(specs, block.scored)
+            )
+        return scores
+
+    def _large(self, where: Indices) -> bool:
+        """Whether the job is worth the compilation of the thread-per-caption kernels."""
+        images, per_image, _ = self.images.fragments.shape
+        return max(self.job.cells, len(where) * images * per_image) >= LARGE_JOB_CELLS
+
     def scored(self, spec: KernelSpec) -> Tensor:
         """Scores without gradients, each caption by lanes or by tiles."""
         if spec.query_side == "image" and as_words(spec):
@@ -172,29 +210,34 @@ class _Block:
                 self.images.fragments,
                 self.images.gaps,
             )
-        if max(self.job.cells, len(where) * images * per_image) < LARGE_JOB_CELLS:
+        if not self._large(where):
             return self.in_tiles(spec, where, lengths)
         suited = [suits(spec, length, per_image) for length in lengths]
         if all(suited):
-            return self.by_thread_per_caption(spec, where, lengths)
+            return self.by_thread_per_caption([spec], where, lengths)
         if not any(suited):
             return self.in_tiles(spec, where, lengths)
         of_words = np.repeat(suited, lengths)
         scores = self.images.fragments.new_empty(images, len(lengths), dtype=torch.float32)
-        for per_thread, score in ((True, self.by_thread_per_caption), (False, self.in_tiles)):
+        for per_thread in (True, False):
             captions = [index for index, here in enumerate(suited) if here == per_thread]
             chosen = where[of_words == per_thread], [lengths[index] for index in captions]
-            scores[:, captions] = score(spec, *chosen)
+            scores[:, captions] = (
+                self.by_thread_per_caption([spec], *chosen)
+                if per_thread
+                else self.in_tiles(spec, *chosen)
+            )
         return scores
 
     def in_tiles(self, spec: KernelSpec, where: Indices, lengths: list[int]) -> Tensor:
         words = tiled_words(self.texts.flat, where, lengths, spec)
         return fused_scores(spec, words, self.regions)
 
-    def by_thread_per_caption(self, spec: KernelSpec, where: Indices, lengths: list[int]) -> Tensor:
-        return thread_per_caption_scores(
-            spec, interleaved_words(self._words(where), lengths, spec), self.regions
-        )
+    def by_thread_per_caption(
+        self, specs: Sequence[KernelSpec], where: Indices, lengths: list[int]
+    ) -> Tensor:
+        words = interleaved_words(self._words(where), lengths, specs)
+        return thread_per_caption_scores(specs, words, self.regions)
 
     def _words(self, where: Indices) -> Tensor:
         flat = self.texts.flat

@@ -107,9 +107,10 @@ def _fill(sizes: Indices, words: int, slots: int) -> tuple[Indices, Indices, Ind
 class InterleavedCaptions:
     """Captions in groups of ``width``, their words interleaved.
 
-    Word j of a group's captions is at ``bases[group] + j · width + lane``; a group is as long as
-    its longest caption (``sizes``). ``rows`` and ``places`` are as in `Packing`; ``lengths``
-    [groups · width] are the words of each caption, ``spans`` the start and size of each group.
+    Word j of a group's captions is at ``bases[group] + j · width + lane``; ``sizes`` are the words
+    of each group's longest caption. ``rows`` and ``places`` are as in `Packing`; ``lengths``
+    [groups · width] are the words of each caption, ``spans`` the start and size of each group, in
+    which the size is padded.
     """
 
     rows: Tensor
@@ -132,7 +133,7 @@ class InterleavedCaptions:
 
 
 def interleave(lengths: Sequence[int], width: int = 128, step: int = 1) -> InterleavedCaptions:
-    """Groups of captions of similar length; a group's size is a multiple of ``step``.
+    """Groups of captions of similar length, padded to a multiple of ``step``.
 
     >>> captions = interleave([2, 1, 3], width=2)
     >>> captions.rows.tolist(), captions.places.tolist(), captions.spans
@@ -144,18 +145,18 @@ def interleave(lengths: Sequence[int], width: int = 128, step: int = 1) -> Inter
     padded = np.zeros(groups * width, dtype=np.int64)
     padded[: len(sizes)] = sizes[order]
     longest = padded.reshape(groups, width).max(1, initial=0)
-    longest = -(-longest // step) * step
-    bases = np.cumsum(longest * width) - longest * width
+    steps = -(-longest // step) * step
+    bases = np.cumsum(steps * width) - steps * width
     places = np.empty(len(sizes), dtype=np.int64)
     places[order] = np.arange(len(sizes))
     total = int(sizes.sum())
-    rows = np.full(int((longest * width).sum()), total, dtype=np.int64)
+    rows = np.full(int((steps * width).sum()), total, dtype=np.int64)
     starts = np.cumsum(sizes) - sizes
     owner = np.repeat(np.arange(len(sizes)), sizes)
     within = np.arange(total) - starts[owner]
     rows[bases[places[owner] // width] + within * width + places[owner] % width] = np.arange(total)
     tensors = [torch.from_numpy(x) for x in (rows, bases, longest, padded, places)]
-    spans = tuple(zip(bases.tolist(), longest.tolist(), strict=True))
+    spans = tuple(zip(bases.tolist(), steps.tolist(), strict=True))
     return InterleavedCaptions(
         tensors[0], tensors[1], tensors[2], tensors[3], tensors[4], width, spans
     )

@@ -6,7 +6,7 @@ tile kernels (`launch`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
@@ -53,9 +53,21 @@ def suits(spec: KernelSpec, length: int, regions: int) -> bool:
     return spec.query_side == "text" or length <= MAX_IMAGE_QUERY_WORDS
 
 
-def interleaved_words(packed: Tensor, lengths: list[int], spec: KernelSpec) -> InterleavedWords:
-    """Interleaved words of captions that are packed one after the other."""
-    by_regions = spec.query_side == "image"
+def share_product(specs: Sequence[KernelSpec]) -> bool:
+    """Whether specs read the same similarities, in one order of words: both directions of BFAN.
+
+    NAAF's are in another precision, and only one spec can have Gram matrices of words.
+    """
+    by_regions = [spec for spec in specs if spec.query_side == "image"]
+    return len(by_regions) <= 1 and all(spec.method in ("scan", "bfan") for spec in specs)
+
+
+def interleaved_words(
+    packed: Tensor, lengths: list[int], specs: Sequence[KernelSpec]
+) -> InterleavedWords:
+    """Interleaved words of captions that are packed one after the other, for specs that share."""
+    by_regions = any(spec.query_side == "image" for spec in specs)
+    spec = specs[0]
     captions = interleave(lengths, WIDTH, WORDS_STEP if by_regions else 1).to(packed.device)
     fragments = placed(packed, captions.rows)
     norms = fragments.float().norm(dim=-1)
@@ -103,11 +115,15 @@ def _spread(grams: Tensor, captions: InterleavedCaptions, group: int, spec: Kern
 
 
 def thread_per_caption_scores(
-    spec: KernelSpec, words: InterleavedWords, regions: Regions
+    specs: Sequence[KernelSpec], words: InterleavedWords, regions: Regions
 ) -> Tensor:
-    """Scores [I, captions] in single precision, without gradients."""
+    """Scores [I, captions] in single precision, without gradients; the sum over specs.
+
+    Several specs must `share_product`: each block of similarities is computed once.
+    """
     images, per_image, _ = regions.fragments.shape
-    out = words.norms.new_zeros(images, words.captions.groups * WIDTH)
+    columns, spec = words.captions.groups * WIDTH, specs[0]
+    total = words.norms.new_zeros(images, columns)
     u, v = words.fragments, regions.fragments.flatten(0, 1)
     shift, dtype = 0.0, u.dtype
     if spec.method == "naaf" and u.element_size() < 4:
@@ -122,13 +138,20 @@ def thread_per_caption_scores(
     longest = max([per_image, *(size for _, size in words.captions.spans)], default=1)
     zeros = torch.zeros(longest + 1, dtype=torch.int32, device=u.device)
     best = words.norms.new_empty(rows, len(u)) if spec.propagation != "none" else words.norms
+    scores = words.norms.new_zeros(rows, columns) if len(specs) > 1 else total
     for top in range(0, images if len(u) else 0, rows):
         block = slice(top, min(top + rows, images))
         part = v[block.start * per_image : block.stop * per_image]
         sims = product(part, u, buffer[: len(part)])
-        _launch(spec, sims, words, regions, triangles[block], block, shift, zeros, best, out[block])
-    scores = out.index_select(1, words.captions.places)
-    return scores if spec.factor == 1.0 else scores * spec.factor
+        given = sims, words, regions, triangles[block], block, shift, zeros, best
+        for number, each in enumerate(specs):
+            out = total[block] if number == 0 else scores[: block.stop - block.start]
+            _launch(each, *given, out)
+            if each.factor != 1.0:
+                out *= each.factor
+            if number > 0:
+                total[block] += out
+    return total.index_select(1, words.captions.places)
 
 
 def _less_boundary(u: Tensor, v: Tensor, boundary: float) -> tuple[Tensor, Tensor, float]:
