@@ -20,7 +20,11 @@ def test_methods_are_compared_printed_and_stored(run, cache, tmp_path) -> None: 
     found = json.loads(invoke(*asked, "--json"))
     assert json.loads((tmp_path / "table.json").read_text()) == found
     assert found["foils"] == "truth"
-    assert {"parts", "gradient", "word class"} <= {one["method"] for one in found["results"]}
+    methods = {one["method"] for one in found["results"]}
+    assert {"parts", "gradient", "word class", "replacement"} <= methods
+    fewer = json.loads(invoke(*asked, "--json", "--no-replacement"))
+    left = {one["method"] for one in fewer["results"]}
+    assert left == {method for method in methods if "replacement" not in method}
 
 
 @pytest.mark.parametrize(

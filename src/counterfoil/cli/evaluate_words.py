@@ -57,6 +57,12 @@ def evaluate_words(
             "split; with fewer than 100, no language model and no replacement of words.",
         ),
     ] = None,
+    replacement: Annotated[
+        bool,
+        typer.Option(
+            help="Also measure words by replacement, which takes most of the time.",
+        ),
+    ] = True,
     seed: Annotated[
         int, typer.Option(min=0, help="Random seed of the captions sampled and of the foils.")
     ] = 0,
@@ -78,8 +84,8 @@ def evaluate_words(
     the matcher's own parts, leave-one-out, mask, gradient × input, attention rollout and TAGS-DC's
     head. The table adds what a language model finds without the image, the combination that an
     audit uses, and replacement: whether other words that the language model proposes fit better.
-    Replacement scores about a hundred captions for each one, and takes most of the time. Methods
-    are chosen on the dev split and reported on another.
+    Replacement scores about a hundred captions for each one; --no-replacement leaves it out.
+    Methods are chosen on the dev split and reported on another.
 
     [bold]Examples[/]
 
@@ -121,6 +127,7 @@ def evaluate_words(
         make(split, max_captions, seed),
         foils,
         language=language,
+        replacement=replacement,
         reference=dev_captions,
         bootstrap=bootstrap,
         seed=seed,

@@ -132,6 +132,20 @@ def test_without_a_language_model_no_word_is_replaced(scenes) -> None:  # noqa: 
     assert not any("replacement" in method or "surprise" in method for method in methods)
 
 
+def test_replacement_can_be_left_out_beside_a_language_model(scenes) -> None:  # noqa: F811
+    reader = Reader(make("naaf", scenes), scenes.train, scenes.test)
+    dev, made = (make_foils(split, 1, 4, 0) for split in (scenes.train, scenes.test))
+    language = CaptionModel(scenes.train.texts)
+    table = compare_methods(
+        {"naaf": reader}, dev, made, "truth",
+        language=language, replacement=False, reference=4, bootstrap=0,
+    )  # fmt: skip
+    methods = [one.method for one in table.results]
+    assert "surprise" in methods
+    assert any("with surprise" in method for method in methods)
+    assert not any("replacement" in method for method in methods)
+
+
 def test_both_kinds_of_doubt_are_averaged_over_the_models(scenes) -> None:  # noqa: F811
     one = Reader(make("naaf", scenes), scenes.train, scenes.test)
     language = CaptionModel(scenes.train.texts)

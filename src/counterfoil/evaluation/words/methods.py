@@ -136,6 +136,7 @@ def compare_methods(
     name: str,
     *,
     language: CaptionModel | None = None,
+    replacement: bool = True,
     reference: int = 300,
     bootstrap: int = 200,
     seed: int = 0,
@@ -146,7 +147,7 @@ def compare_methods(
     Per model, the method with the best word AUC on the dev split is chosen, and also measured
     against the usual effects of ``reference`` true captions of dev. The last rows average the
     chosen ones of all models, and add the surprise of a language model that sees no image. With
-    this language model, words are also measured by `replacement`.
+    this language model, words are also measured by `replacement`, unless it is switched off.
     """
     if not readers:
         raise ConfigError("nothing to compare: no model given")
@@ -173,7 +174,7 @@ def compare_methods(
         usual = sides.against_usual(reader, each[best], best, progress)
         rows.append(_Row(model, f"{best}, against the usual", usual))
         combined.append(usual)
-        if language is not None:
+        if language is not None and replacement:
             plain, own_usual = sides.by_replacement(reader, language, progress)
             rows.append(_Row(model, REPLACEMENT, plain))
             rows.append(_Row(model, f"{REPLACEMENT}, against the usual", own_usual))
