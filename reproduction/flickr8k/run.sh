@@ -4,14 +4,14 @@
 #
 #   run.sh features [lite2-36 lite2-46 lite20-46 lite210-46 lite0-36]  fragments of the photos (SHARDS: the four .tar files)
 #   run.sh words GLOVE_PACKAGE MINILM_FOLDER         word vectors and language model (words.py says which)
-#   run.sh tune [ROW ...]                            learning rates on dev, three each, one seed
-#   run.sh tune-tags [ROW ...]                       the same for UNITER and TAGS
+#   run.sh tune [ROW ...]                            learning rates on dev, six or more each, one seed
+#   run.sh tune-guided [ROW ...]                     the same for models that learn from two tuned ones
 #   run.sh tables NAME [ROW ...]                     train and measure a table, or some rows of it
 #   run.sh all [FILE]                                all features and tables (or those of a list), LANES of these at a time
 #   run.sh prune                                     delete what finished runs only need to be resumed
 #   run.sh page                                      docs/results/flickr8k/*.md from RESULTS
 #
-# Tune before tables, and models by themselves before '*-ndgl' and 'gpo-aoq', which learn from their runs: a
+# Tune before tables, and models by themselves before guided ones and 'gpo-aoq', which learn from their runs: a
 # rate that changes later changes what is known, and it is trained again.
 #
 # The numbers in docs/results/flickr8k/ were made with MORE="train.precision=bf16", rates with fewer epochs (method.md there
@@ -89,16 +89,19 @@ features() {
   done
 }
 
+# A table, or some of its rows, with the rates that sweeps have chosen so far.
 reproduce() {
-  local name=$1 tuning=$2
-  shift 2
-  local rates
+  local name=$1
+  shift
+  local sweep rates
   local -a rows=() chosen=() more=()
   for row in "$@"; do rows+=(--rows "$row"); done
   local scale=""
   [ "$SCALE" = full ] || scale="-$SCALE"
-  for rates in "$tuning@$DATA$scale" "$tuning@lite2-36$scale"; do  # of other fragments: those of the first
-    [ -e "$RESULTS/$rates.json" ] && chosen=(--tuned "$RESULTS/$rates.json") && break
+  for sweep in tuning tuning-guided tuning-words tuning-uniter tuning-tags; do
+    for rates in "$sweep@$DATA$scale" "$sweep@lite2-36$scale"; do  # of other fragments: those of the first
+      [ -e "$RESULTS/flickr8k.$rates.json" ] && chosen+=(--tuned "$RESULTS/flickr8k.$rates.json") && break
+    done
   done
   read -ra more <<< "${MORE:-}"
   limited counterfoil reproduce "$name" "${more[@]}" --data "$DATA" --seeds "$SEEDS" --jobs "$JOBS" --scale "$SCALE" \
@@ -182,7 +185,7 @@ lane() {
     echo "== $line"
     read -r SEEDS DATA table <<< "$line"
     IFS='|' read -ra rows <<< "$table"
-    in_time tables "${rows[@]}"
+    in_time reproduce "${rows[@]}"
   done
   exit $failed
 }
@@ -203,21 +206,14 @@ in_time() {  # a step of this file, as long as there is time
   wait "$running" || { echo "$*: failed" >&2; failed=1; }
 }
 
-tables() {
-  local name=$1 tuning=flickr8k.tuning
-  shift
-  [ "$name" != flickr8k.tags ] || tuning=flickr8k.tuning-tags
-  reproduce "$name" "$tuning" "$@"
-}
-
 step=${1:?see the head of this file}
 shift
 case $step in
   features) features "$@" ;;
   words) (cd "$OLDPWD" && python "$here/reproduction/flickr8k/words.py" "$SHARDS" "$1" "$2" "$WORK") ;;
-  tune) SEEDS=1 reproduce flickr8k.tuning flickr8k.tuning "$@" ;;
-  tune-tags) SEEDS=1 reproduce flickr8k.tuning-tags flickr8k.tuning-tags "$@" ;;
-  tables) tables "$@" ;;
+  tune) SEEDS=1 reproduce flickr8k.tuning "$@" ;;
+  tune-guided) SEEDS=1 reproduce flickr8k.tuning-guided "$@" ;;
+  tables) reproduce "$@" ;;
   all) everything ${list:+"$list"} ;;
   prune) prune ;;
   page) counterfoil reproduce --render-page "$here/docs/results/flickr8k" --store "$RESULTS" ;;

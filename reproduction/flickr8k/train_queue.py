@@ -4,7 +4,7 @@
 
 QUEUE.yaml is a list of what `counterfoil reproduce` takes, in the order of priority:
 
-    - name: flickr8k.rates
+    - name: flickr8k.tuning
       data: lite2-36
       seeds: 1
       rows: [VSE*]
@@ -14,7 +14,7 @@ QUEUE.yaml is a list of what `counterfoil reproduce` takes, in the order of prio
       store: results
     - name: flickr8k.naaf
       data: lite2-36
-      tuned: [results/flickr8k.rates@lite2-36.json]
+      tuned: [results/flickr8k.tuning@lite2-36.json]
       store: results
 
 ``values`` selects points of a sweep. With ``climb``, a line whose best value is at an edge of what

@@ -52,7 +52,7 @@ def planned() -> dict[str, object]:
 
 def chosen_rates() -> dict[str, float]:
     """By recipe, the rates that the wide sweeps chose inside their grids."""
-    files = [f"flickr8k.{name}@lite2-36.json" for name in ("rates", "rates-guided")]
+    files = [f"flickr8k.{name}@lite2-36.json" for name in ("tuning", "tuning-guided")]
     stored = [read_stored(ROOT / "docs" / "results" / file) for file in files]
     inside = best_values(*stored).keys() - runs_at_edges(*stored)
     rates = {run: best_values(*stored)[run][0].partition("=")[2] for run in inside}
@@ -105,8 +105,8 @@ def sweeps(*names: str) -> list[Sweep]:
 
 
 def test_the_budget_is_the_same_for_every_method_and_covers_the_tables() -> None:
-    first = sweeps("tuning", "tuning-tags")
-    wide = sweeps("rates", "rates-guided", "rates-uniter")
+    first = sweeps("first-rates", "first-rates-tags")
+    wide = sweeps("tuning", "tuning-guided", "tuning-uniter")
     assert {(one.key, len(one.values)) for one in first} == {("train.optimizer.lr", 3)}
     assert {(one.key, len(one.values)) for one in wide} == {("train.optimizer.lr", 6)}
     tuned = {line.run for sweep in [*first, *wide] for line in sweep.lines}
@@ -119,14 +119,24 @@ def test_the_budget_is_the_same_for_every_method_and_covers_the_tables() -> None
 
 
 def test_the_wide_grid_of_rates_goes_beyond_the_former_one_and_does_not_end_at_an_edge() -> None:
-    (former,) = sweeps("tuning")
-    for wide in sweeps("rates", "rates-guided", "rates-uniter", "rates-tags", "warmup", "decay"):
+    (former,) = sweeps("first-rates")
+    rates = ("tuning", "tuning-guided", "tuning-words", "tuning-uniter", "tuning-tags")
+    for wide in sweeps(*rates, "warmup", "decay"):
         assert wide.beyond
-    assert max(sweeps("rates")[0].values) >= 8 * max(former.values)
+    assert max(sweeps("tuning")[0].values) >= 8 * max(former.values)
+
+
+@pytest.mark.parametrize(
+    "name", ["tuning@lite2-36", "tuning-guided@lite2-36", "tuning-guided@lite210-46"]
+)
+def test_no_rate_that_dev_chose_is_at_an_edge_of_what_was_tried(name) -> None:
+    stored = read_stored(ROOT / "docs" / "results" / f"flickr8k.{name}.json")
+    assert best_values(stored)
+    assert not runs_at_edges(stored)
 
 
 def test_what_is_tuned_after_the_rate_has_a_rate() -> None:
-    (rates,) = sweeps("rates")
+    (rates,) = sweeps("tuning")
     of_rates = {line.run for line in rates.lines}
     for later in sweeps("warmup", "decay"):
         assert {line.run for line in later.lines} <= of_rates
@@ -134,7 +144,7 @@ def test_what_is_tuned_after_the_rate_has_a_rate() -> None:
 
 
 def test_a_sweep_and_its_table_share_the_runs_from_which_theirs_learn(tmp_path) -> None:
-    (rates,) = sweeps("rates-uniter")
+    (rates,) = sweeps("tuning-uniter")
     assert rates.change == {"evaluation.test_split": "dev"}
     settings = Settings("lite2-36", "f30k", seeds=1)
     plans = [
@@ -153,7 +163,7 @@ def test_a_sweep_and_its_table_share_the_runs_from_which_theirs_learn(tmp_path) 
 
 def test_the_sweep_of_tags_rates_contains_the_runs_of_its_table(tmp_path) -> None:
     settings = Settings("lite2-36", "f30k", seeds=1)
-    (swept,) = (make_plan(one, settings, tmp_path) for one in sweeps("rates-tags"))
+    (swept,) = (make_plan(one, settings, tmp_path) for one in sweeps("tuning-tags"))
     planned = make_plan(load_artifact("flickr8k.uniter"), settings, tmp_path)
     for name in ("aligned-on", "aligned-tags", "aligned-tags-dc"):
         assert swept.runs[f"{name}, lr=0.0003"][0].digest == planned.runs[name][0].digest
@@ -252,7 +262,7 @@ def test_the_recipe_of_the_control_differs_from_tags_by_its_foils_alone(row, nam
 
 def test_recipes_of_uniter_and_tags_have_the_rate_that_was_chosen_on_dev() -> None:
     """Dev chose it for UNITER; rows that are like it take it, so the recipes say the same."""
-    stored = read_stored(ROOT / "docs" / "results" / "flickr8k.tuning-tags@lite2-36.json")
+    stored = read_stored(ROOT / "docs" / "results" / "flickr8k.first-rates-tags@lite2-36.json")
     tuned = best_values(stored)
     settings = Settings("lite2-36", "f30k", seeds=1, tuned=tuned)
     plan = make_plan(load_artifact("flickr8k.tags"), settings, Path("out"))
@@ -262,7 +272,7 @@ def test_recipes_of_uniter_and_tags_have_the_rate_that_was_chosen_on_dev() -> No
         assert recipe.train.optimizer.lr == pytest.approx(rates[name]), name
 
 
-@pytest.mark.parametrize(("name", "tuned_by"), [("rates", None), ("negatives", "rates")])
+@pytest.mark.parametrize(("name", "tuned_by"), [("tuning", None), ("negatives", "tuning")])
 def test_stored_results_are_of_the_settings_that_would_be_trained_now(
     name, tuned_by, tmp_path, monkeypatch
 ) -> None:
