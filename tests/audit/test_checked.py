@@ -124,7 +124,7 @@ def test_tables_name_captions_by_text_or_number(tmp_path) -> None:
         ("image,text,wrong\na,a cat,0.5\n", "expected true or false"),
         ("image,caption,wrong\na,-1,1\n", "its number among the captions"),
         ("image,text,wrong\na,a cat,1\na,a cat,0\n", "labels.csv:3: says .* line 2 says the opp"),
-        ("image,text,wrong\nz,a cat,1\n", "none of its .* for train, dev: 1 checked captions are not"),
+        ("image,text,wrong\nz,a cat,1\n", "none of its .* for train, dev: 1 checked captions"),
         ("image,text,wrong\n", "none of its checked captions .*: it has no labels"),
         ("image,text,wrong\na,a cat\n", "2 fields, but the header names 3"),
     ],
