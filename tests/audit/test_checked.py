@@ -38,7 +38,7 @@ def test_decisions_say_which_captions_are_wrong(tmp_path) -> None:
     expected = {"train": {0: False, 1: True, 3: True}, "dev": {0: False}}
     for path in (tmp_path, tmp_path / "decisions.jsonl"):
         read = read_checked(path, SPLITS)
-        assert (read.splits, read.unknown, read.open) == (expected, 1, 0)
+        assert (read.splits, read.unknown, read.conflicts) == (expected, 1, 0)
     downloaded = tmp_path / "ann.jsonl"
     downloaded.write_bytes((tmp_path / "decisions.jsonl").read_bytes())
     assert read_checked(downloaded, SPLITS).splits == expected
@@ -52,8 +52,46 @@ def test_conflicts_between_reviewers_are_left_out(tmp_path) -> None:
     other = Decision.on(CaptionKey("train", "a", 0, "a dog"), "discard", "bob")
     log.append(other.model_copy(update={"merged": True}))
     read = read_checked(tmp_path, SPLITS)
-    assert (read.splits, read.open) == ({"train": {1: False}}, 1)
+    assert (read.splits, read.conflicts) == ({"train": {1: False}}, 1)
     assert read.notes() == ["1 captions with conflicting decisions were not used"]
+
+
+def test_a_decision_on_a_copy_elsewhere_replaces_none_of_the_caption_itself(tmp_path) -> None:
+    log = DecisionLog(tmp_path / "decisions.jsonl")
+    decide(log, "train", "a", 1, "a cat", "keep")
+    decide(log, "an old split", "a", 5, "a cat", "discard")
+    decide(log, "an old split", "b", 0, "a dog", "keep")
+    decide(log, "an old split", "b", 1, "a dog", "discard")
+    read = read_checked(tmp_path, SPLITS)
+    assert (read.splits, read.unknown) == ({"train": {1: False, 2: False, 3: True}}, 0)
+
+
+def test_lines_that_are_no_decisions_are_counted(tmp_path) -> None:
+    log = DecisionLog(tmp_path / "decisions.jsonl")
+    decide(log, "train", "a", 1, "a cat", "keep")
+    decide(log, "train", "a", 0, "", "keep")  # no caption has this text
+    with log.path.open("a") as file:
+        file.write('{"image": "a", "action": "maybe"}\n')
+    read = read_checked(tmp_path, SPLITS)
+    assert (read.splits, read.unknown, read.damaged) == ({"train": {1: False}}, 1, 1)
+    assert read.notes()[1] == "1 lines that are no decisions were skipped"
+    table(tmp_path, '{"image": "a", "text": "a cat", "wrong": true}\n', "decisions.jsonl")
+    with pytest.raises(DataError, match=r"can be used .*: 1 lines that are no decisions"):
+        read_checked(tmp_path, SPLITS)
+
+
+def test_the_split_of_a_row_decides_before_the_number_of_its_caption(tmp_path) -> None:
+    again = Split("dev", ["a"], [["a cat", "a dog"]])  # the captions of `a` in another order
+    rows = table(tmp_path, "split,image,caption,text,wrong\ndev,a,0,a dog,yes\n")
+    assert read_checked(rows, [TRAIN, again]).splits == {"dev": {1: True}}
+
+
+def test_findings_with_a_column_of_labels_are_a_table(tmp_path) -> None:
+    """Texts and names that a spreadsheet would read as formulas have an apostrophe there."""
+    odd = Split("test", ["@b", "'c"], [["-a dog", "a cat"], ["'tis a cat"]])
+    rows = "split,image,caption,text,wrong\ntest,'@b,0,'-a dog,1\ntest,'@b,1,a cat,0\n"
+    path = table(tmp_path, rows + "test,'c,0,'tis a cat,0\n")
+    assert read_checked(path, [odd]).splits == {"test": {0: True, 1: False, 2: False}}
 
 
 def test_tables_name_captions_by_text_or_number(tmp_path) -> None:
@@ -86,8 +124,8 @@ def test_tables_name_captions_by_text_or_number(tmp_path) -> None:
         ("image,text,wrong\na,a cat,0.5\n", "expected true or false"),
         ("image,caption,wrong\na,-1,1\n", "its number among the captions"),
         ("image,text,wrong\na,a cat,1\na,a cat,0\n", "labels.csv:3: says .* line 2 says the opp"),
-        ("image,text,wrong\nz,a cat,1\n", "none of its checked captions can be used: 1 are not"),
-        ("image,text,wrong\n", "none of its checked captions"),
+        ("image,text,wrong\nz,a cat,1\n", "none of its .* for train, dev: 1 checked captions"),
+        ("image,text,wrong\n", "none of its checked captions .*: it has no labels"),
         ("image,text,wrong\na,a cat\n", "2 fields, but the header names 3"),
     ],
 )

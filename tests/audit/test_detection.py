@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from counterfoil.audit import detection
 from counterfoil.audit.detection import (
     Weights,
     best_f1,
@@ -20,7 +21,7 @@ from counterfoil.audit.detection import (
     tune_on_noise,
 )
 from counterfoil.audit.neighbors import disagreement, find_neighbors, neighbors_of
-from counterfoil.audit.noise import NoisySplit, plant
+from counterfoil.audit.noise import NoisySplit, one_caption_each, plant
 from counterfoil.evaluation.words.evaluate import roc_auc
 
 
@@ -121,11 +122,16 @@ def test_weights_tuned_on_several_noises_are_the_best_on_average(vectors) -> Non
     assert best_lemon([]) == (Weights(), 0.0)
 
 
-def test_tuning_plants_noise_and_reads_its_labels(learned, concepts) -> None:
+def test_tuning_plants_noise_and_reads_its_labels(learned, concepts, monkeypatch) -> None:
+    monkeypatch.setattr(detection, "SIDE_GRID", (0.0, 5.0, 50.0))
     few = concepts.test.select(range(20))
     weights, mean = tune_on_noise(learned, few, ["random"], [0.3], [3, 4])
     assert 50 < mean <= 100
     assert tune_on_noise(learned, few, ["random"], [0.3], [3, 4]) == (weights, mean)
+    task = ["word"], [0.5], [3]
+    one = tune_on_noise(learned, one_caption_each(few, 3), *task)
+    assert tune_on_noise(learned, few, *task, one_caption=True) == one
+    assert tune_on_noise(learned, few, *task) != one
 
 
 def test_every_method_finds_captions_of_other_images(learned, concepts) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from counterfoil.audit import audit_split, calibrate
+from counterfoil.audit import audit_split, calibrate, false_alarms
 from counterfoil.audit.benchmark import corrupt
 from counterfoil.audit.neighbors import (
     Side,
@@ -21,6 +21,7 @@ from counterfoil.audit.sign_weights import (
 from counterfoil.audit.suspicion import SIGNS, WEIGHTS, combine
 from counterfoil.core.errors import ConfigError
 from counterfoil.evaluation.words.evaluate import roc_auc
+from tests.audit.conftest import with_unreadable
 
 DEFAULT = {sign: WEIGHTS.get(sign, 0.0) for sign in WEIGHED_SIGNS}
 
@@ -131,12 +132,26 @@ def test_an_audit_learns_from_checked_captions(learned, truth) -> None:
     np.testing.assert_array_equal(again.suspicion, audit.suspicion)
 
 
-def test_too_few_checked_captions_leave_the_audit_as_it_was(learned, truth) -> None:
+def test_too_few_checked_captions_leave_the_audit_as_it_was(learned, truth, monkeypatch) -> None:
     audit = audit_split(learned, truth.split, checked={0: True, 1: False})
     default = audit_split(learned, truth.split)
     np.testing.assert_array_equal(audit.suspicion, default.suspicion)
     assert any("too few to learn" in note for note in audit.summary.notes)
     assert audit_split(learned, truth.split, checked={}).weights is None
+    # so a rate of false alarms can be measured on it as on the default audit
+    monkeypatch.setattr(false_alarms, "MIN_TRUSTED", 50)
+    assert calibrate(audit, 0.2) == calibrate(default, 0.2)
+
+
+def test_checked_captions_of_unreadable_images_are_counted(learned, truth, tmp_path) -> None:
+    split = with_unreadable(truth.split, [1, 3], tmp_path)
+    checked = {int(number): bool(truth.labels[number]) for number in range(40)}
+    lost = int(np.isin(split.image_of[:40], [1, 3]).sum())
+    assert lost > 0
+    audit = audit_split(learned, split, checked=checked)
+    assert audit.weights is not None
+    assert audit.weights.right + audit.weights.wrong == 40 - lost
+    assert f"{lost} checked captions could not be scored; they were not used" in audit.summary.notes
 
 
 @pytest.mark.parametrize(

@@ -58,6 +58,13 @@ def test_lemons_weights_are_tuned_by_one_command(run, cache, tmp_path) -> None: 
     assert set(tuned["weights"]) == {"by_image", "by_caption", "near", "match"}
     printed = " ".join(invoke("audit", "benchmark", *task, "--model", run).split())
     assert f"mean of the best F1: {tuned['f1']:.1f}" in printed
+    task += ["--model", run]
+    one = json.loads(invoke("audit", "benchmark", *task, "--one-caption", "--json"))
+    assert one != tuned
+    with pytest.raises(ConfigError, match="leave out --collect, --folds"):
+        invoke("audit", "benchmark", *task, "--folds", 2, "--collect")
+    with pytest.raises(ConfigError, match="leave out --self-trained, config overrides"):
+        invoke("audit", "benchmark", *task, "--self-trained", "train.epochs=1")
     assert not list(tmp_path.iterdir())
 
 

@@ -216,6 +216,19 @@ def test_what_the_kernel_does_not_take_is_left_to_pytorch() -> None:
     assert packed_attention(joined[:0], starts[:0], 0, 2) is None
 
 
+@pytest.mark.parametrize(
+    ("longest", "width", "is_left"), [(65, 128, True), (64, 128, False), (128, 64, False)]
+)
+def test_a_gpu_too_small_for_the_gradients_has_its_attention_from_pytorch(
+    longest, width, is_left, monkeypatch
+) -> None:
+    """Checked before the forward pass, whose kernel is smaller: the backward pass has no choice."""
+    monkeypatch.setattr(module, "shared_memory", lambda device: 99 << 10)  # of capability 8.6
+    joined = torch.zeros(longest + 1, 3 * width).half()
+    attended = packed_attention(joined, torch.tensor([0, 1]), longest, 1)
+    assert (attended is None) == is_left
+
+
 def test_second_derivatives_are_refused() -> None:
     from counterfoil.core.errors import ArgumentError
 

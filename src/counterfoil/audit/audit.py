@@ -190,8 +190,11 @@ def audit_split(
     if false_alarms is not None:
         notes = (*summary.notes, *false_alarms.notes(words.surprise))
         summary = summary.model_copy(update={"notes": notes})
-    if weights is not None:
-        summary = summary.model_copy(update={"notes": (*summary.notes, weights.note())})
+    if checked and weights is not None:
+        more = [weights.note()]
+        if unscored := len(checked) - weights.right - weights.wrong:
+            more.append(f"{unscored} checked captions could not be scored; they were not used")
+        summary = summary.model_copy(update={"notes": (*summary.notes, *more)})
     return Audit(
         split=split,
         summary=summary,

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from counterfoil.audit.decisions import LOG, CaptionKey, DecisionLog
+from counterfoil.audit.findings import unescape_formula
 from counterfoil.core.errors import DataError
 from counterfoil.data.formats.text_files import READERS, read_rows
 from counterfoil.data.pairs import ProblemLog, Split
@@ -24,24 +26,27 @@ TABLES = (".csv", ".tsv", ".jsonl")
 class CheckedCaptions:
     """Whether captions are wrong: by split, and by their number in its texts.
 
-    ``unknown`` counts labels of captions that the splits do not have, ``open`` those without a
-    decision that counts: conflicts between reviewers.
+    ``unknown`` counts labels of captions that the splits do not have, ``conflicts`` captions on
+    which reviewers disagree, ``damaged`` lines of a log that are no decisions.
     """
 
     splits: dict[str, dict[int, bool]] = field(default_factory=dict)
     unknown: int = 0
-    open: int = 0
+    conflicts: int = 0
+    damaged: int = 0
 
     def notes(self) -> list[str]:
         """Lines about what was not used."""
         lines = []
         if self.unknown:
             lines.append(
-                f"{self.unknown} checked captions are not among the audited ones (another image, "
-                "or a text that has changed); they were not used"
+                f"{self.unknown} checked captions are not among the audited ones (another split or "
+                "image, or a text that has changed); they were not used"
             )
-        if self.open:
-            lines.append(f"{self.open} captions with conflicting decisions were not used")
+        if self.conflicts:
+            lines.append(f"{self.conflicts} captions with conflicting decisions were not used")
+        if self.damaged:
+            lines.append(f"{self.damaged} lines that are no decisions were skipped")
         return lines
 
 
@@ -65,10 +70,9 @@ def read_checked(path: Path, splits: Sequence[Split]) -> CheckedCaptions:
             f"({', '.join(TABLES)})"
         )
     if not any(result.splits.values()):
-        raise DataError(
-            f"{path}: none of its checked captions can be used: {result.unknown} are not in "
-            f"{', '.join(split.name for split in splits)}, {result.open} are in conflict"
-        )
+        names = ", ".join(split.name for split in splits)
+        why = "; ".join(result.notes()) or "it has no labels"
+        raise DataError(f"{path}: none of its checked captions can be used for {names}: {why}")
     return result
 
 
@@ -78,27 +82,30 @@ class _Index:
     def __init__(self, splits: Sequence[Split]) -> None:
         self.by_text: dict[tuple[str, str], list[tuple[str, int]]] = defaultdict(list)
         self.by_number: dict[tuple[str, int], list[tuple[str, int]]] = defaultdict(list)
-        self.texts = {split.name: split.texts for split in splits}
+        self.keys: set[CaptionKey] = set()
         for split in splits:
             number = 0
             for image, captions in zip(split.ids, split.captions, strict=True):
                 for own, text in enumerate(captions):
                     self.by_text[image, text].append((split.name, number))
                     self.by_number[image, own].append((split.name, number))
+                    self.keys.add(CaptionKey(split.name, image, own, text))
                     number += 1
 
     def find(
         self, image: str, text: str | None, caption: int | None, split: str | None
     ) -> list[tuple[str, int]]:
         """The captions meant, all of them if several are the same; empty if there is none."""
-        matches = None if caption is None else self.by_number.get((image, caption), [])
-        if text is not None:
-            same = self.by_text.get((image, text), [])
-            # the number only decides between identical captions: others may have been removed
-            unescaped = text[1:] if text[0] == "'" else text  # as findings.csv has formulas
-            same = same or self.by_text.get((image, unescaped), [])
-            matches = [one for one in same if one in (matches or ())] or same
-        return [one for one in matches or [] if split is None or one[0] == split]
+
+        def in_split(matches: list[tuple[str, int]] | None) -> list[tuple[str, int]]:
+            return [one for one in matches or () if split is None or one[0] == split]
+
+        numbered = [] if caption is None else in_split(self.by_number.get((image, caption)))
+        if text is None:
+            return numbered
+        same = in_split(self.by_text.get((image, text)))
+        # the number only decides between identical captions: others may have been removed
+        return [one for one in same if one in numbered] or same
 
 
 def _has_decisions(path: Path) -> bool:
@@ -114,13 +121,17 @@ def _from_decisions(path: Path, index: _Index) -> CheckedCaptions:
     log = DecisionLog(path)
     if not log.path.is_file():
         raise DataError(f"{path}: has no {LOG}; decide on its findings first, or name a table")
-    for key, standing in log.standings().items():
+    result.damaged = log.damaged
+    # decisions on captions that were elsewhere before, which replace no decision on their copies
+    standings = sorted(log.standings().items(), key=lambda item: item[0] not in index.keys)
+    for key, standing in standings:
         if standing.final is None:
-            result.open += 1
+            result.conflicts += 1
             continue
         matches = _captions_meant(key, index)
         result.unknown += not matches
-        for split, number in matches[:1]:
+        free = (one for one in matches if one[1] not in result.splits.get(one[0], {}))
+        for split, number in islice(free, 1):
             result.splits.setdefault(split, {})[number] = standing.final.outcome[0] != "keep"
     return result
 
@@ -144,8 +155,11 @@ def _from_table(path: Path, index: _Index) -> CheckedCaptions:
         wrong = _label(row["wrong"], where)
         if wrong is None:
             continue
-        split = str(row["split"]) if row.get("split") else None
-        matches = index.find(str(row["image"]), _text(row), _number(row, where), split)
+        image, text, split = str(row["image"]), _cell(row, "text"), _cell(row, "split")
+        number = _number(row, where)
+        matches = index.find(image, text, number, split) or index.find(
+            unescape_formula(image), text and unescape_formula(text), number, split
+        )
         result.unknown += not matches
         for name, number in matches:
             known = result.splits.setdefault(name, {})
@@ -171,11 +185,10 @@ def _label(value: Any, where: str) -> bool | None:
     return LABELS[text]
 
 
-def _text(row: dict[str, Any]) -> str | None:
-    text = row.get("text")
-    if not text:
-        return None
-    return str(text)
+def _cell(row: dict[str, Any], column: str) -> str | None:
+    """A text that is given and not empty."""
+    value = row.get(column)
+    return None if value is None or value == "" else str(value)
 
 
 def _number(row: dict[str, Any], where: str) -> int | None:

@@ -16,7 +16,7 @@ import torch
 
 from counterfoil.audit.audit import Audit
 from counterfoil.audit.neighbors import Ints, Neighbors, Side, find_neighbors
-from counterfoil.audit.noise import Marks, NoisySplit, plant
+from counterfoil.audit.noise import Marks, NoisySplit, one_caption_each, plant
 from counterfoil.audit.sign_weights import learn_weights, weighed_deviations
 from counterfoil.audit.suspicion import Scale, Values, sign_deviations
 from counterfoil.core.errors import ArgumentError
@@ -143,15 +143,19 @@ def tune_on_noise(
     noises: Sequence[str],
     rates: Sequence[float],
     seeds: Sequence[int],
+    *,
+    one_caption: bool = False,
     progress: Progress | None = None,
 ) -> tuple[Weights, float]:
     """LEMoN's weights with the best mean F1 over noises, rates and seeds, and that F1 in percent.
 
-    The labels of all measured captions are read, so nothing else is to be measured on this split.
+    ``one_caption``: use one caption per image, as LEMoN does. The labels of all measured captions
+    are read, so nothing else is to be measured on this split.
     """
     parts = []
     for noise, rate, seed in product(noises, rates, seeds):
-        noisy = plant(split, noise, rate, seed)
+        used = one_caption_each(split, seed) if one_caption else split
+        noisy = plant(used, noise, rate, seed)
         neighbors = find_neighbors(model, noisy.split, seed=seed, progress=progress)
         captions = neighbors.captions
         parts.append((neighbors, noisy.wrong[captions], noisy.measured[captions]))

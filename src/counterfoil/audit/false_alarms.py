@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from counterfoil.audit.sign_weights import SignWeights
 from counterfoil.audit.suspicion import Scales
 from counterfoil.core.errors import ConfigError, DataError
 from counterfoil.data.pairs import Split
@@ -52,7 +53,7 @@ class Audited(Protocol):
     def surprise(self) -> bool: ...
 
     @property
-    def weights(self) -> object | None: ...
+    def weights(self) -> SignWeights | None: ...
 
 
 @dataclass(frozen=True)
@@ -120,7 +121,7 @@ def word_pool(doubts: Mapping[int, Values], captions: Sequence[int]) -> Values:
 
 def calibrate(trusted: Audited, rate: float) -> FalseAlarms:
     """Thresholds from the audit of a split whose captions are all right."""
-    if trusted.weights is not None:
+    if trusted.weights is not None and trusted.weights.learned:
         raise ConfigError(
             f"false alarms: the audit of split '{trusted.split.name}' has weights learned from "
             "checked captions; audit it without them"

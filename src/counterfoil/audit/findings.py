@@ -339,6 +339,15 @@ def _escape_formula(value: Any) -> Any:
     return value
 
 
+def unescape_formula(text: str) -> str:
+    """A text of `to_csv` as it was, without the apostrophe before a formula.
+
+    >>> unescape_formula("'=1+1"), unescape_formula("'tis")
+    ('=1+1', "'tis")
+    """
+    return text[1:] if text.startswith("'") and text[1:].startswith(FORMULA) else text
+
+
 def total(summaries: Sequence[Summary]) -> tuple[int, int]:
     """Numbers of suspicious captions and of all captions over all splits."""
     return sum(summary.suspicious for summary in summaries), sum(

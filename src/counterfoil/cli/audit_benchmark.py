@@ -156,12 +156,19 @@ def benchmark(
       counterfoil audit benchmark --data lite2-36 --split dev --model photos-vse \\
         --rate 0.4 --rate 0.1 --seed 10 --seed 11 --tune-lemon
     """
+    runs = model or []
+    if tune_lemon:
+        without_effect = {
+            "--collect": collect,
+            "--render-page": render_page is not None,
+            "--self-trained": self_trained,
+            "--folds": bool(folds),
+            "config overrides": bool(overrides),
+        }
+        _check_tuning(runs, [name for name, is_given in without_effect.items() if is_given])
     if collect or render_page is not None:
         _collect(out, render_page)
         return
-    runs = model or []
-    if tune_lemon and len(runs) != 1:
-        raise ConfigError(f"--tune-lemon: expected one --model, got {len(runs)}")
     check_inputs(runs, data, format)
     quiet = as_json or markdown
     bars = progress(quiet=quiet)
@@ -179,7 +186,7 @@ def benchmark(
     chosen = _read_split(data, format, options, split, images or IMAGES[scale], runs, cache, bars)
     seeds = seed or [0, 1, 2]
     if tune_lemon:
-        _tune_lemon(runs[0], chosen, noises, rates, seeds, device, bars, as_json)
+        _tune_lemon(runs[0], chosen, noises, rates, seeds, one_caption, device, bars, as_json)
         return
     from counterfoil.audit.noise_benchmark import Benchmark, read_cells, write_results
 
@@ -263,12 +270,22 @@ def _sources(
     return [*given, *(SelfTrained(config, count, cache) for count in folds)]
 
 
+def _check_tuning(runs: list[Path], without_effect: list[str]) -> None:
+    if len(runs) != 1:
+        raise ConfigError(f"--tune-lemon: expected one --model, got {len(runs)}")
+    if without_effect:
+        raise ConfigError(
+            f"--tune-lemon trains and writes nothing; leave out {', '.join(without_effect)}"
+        )
+
+
 def _tune_lemon(
     run: Path,
     split: Split,
     noises: list[str],
     rates: list[float],
     seeds: list[int],
+    one_caption: bool,
     device: str,
     bars: Progress,
     as_json: bool,
@@ -279,7 +296,9 @@ def _tune_lemon(
     from counterfoil.training.run_folder import load_model
 
     model = load_model(run, device)
-    weights, f1 = tune_on_noise(model, split, noises, rates, seeds, bars)
+    weights, f1 = tune_on_noise(
+        model, split, noises, rates, seeds, one_caption=one_caption, progress=bars
+    )
     if as_json:
         print_json({"weights": asdict(weights), "f1": f1})
         return

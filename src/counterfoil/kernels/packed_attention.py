@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from counterfoil.kernels.spec import usable
+from counterfoil.kernels.spec import shared_memory, usable
 
 LONGEST = 128
 """Tokens of the longest sequence: the kernel holds all of its attention weights at once."""
@@ -35,7 +35,7 @@ def packed_attention(
     tokens, ``joined`` [ΣL, 2D] are keys and values, and the result is [n, D].
 
     PyTorch must without CUDA or Triton, in single precision, where its own attention is as fast,
-    and for longer sequences or other widths of heads.
+    for longer sequences or other widths of heads, and on a GPU that is too small for the gradients.
     """
     width = joined.shape[1] // (3 if first is None else 2)
     suits = (
@@ -49,8 +49,10 @@ def packed_attention(
         return None
     from triton.runtime.errors import OutOfResources
 
-    from counterfoil.kernels.triton.packed_attention import attend
+    from counterfoil.kernels.triton.packed_attention import attend, on_chip
 
+    if on_chip(longest, width // heads) > shared_memory(joined.device):
+        return None
     with torch.cuda.device_of(joined):
         try:
             return attend(joined, starts, longest, heads, dropout, first)

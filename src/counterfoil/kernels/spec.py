@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 from dataclasses import dataclass
 from functools import cache
 from typing import Literal
@@ -104,6 +105,18 @@ def usable(device: torch.device, dtype: torch.dtype) -> bool:
     if device.type != "cuda" or dtype not in (torch.float32, torch.float16, torch.bfloat16):
         return False
     return obstacle(_index(device)) is None
+
+
+def shared_memory(device: torch.device) -> float:
+    """Bytes of shared memory that a program can have; no limit without CUDA (the interpreter)."""
+    return _shared_memory(_index(device)) if device.type == "cuda" else math.inf
+
+
+@cache
+def _shared_memory(index: int) -> int:
+    from triton.runtime import driver
+
+    return int(driver.active.utils.get_device_properties(index)["max_shared_mem"])
 
 
 def without_kernels(device: torch.device) -> str | None:

@@ -23,6 +23,15 @@ FEWEST_ROWS = 16
 SEEDS = 1 << 62
 
 
+def on_chip(longest: int, width: int) -> int:
+    """Bytes of shared memory that the backward kernel takes, with ``width`` numbers per head.
+
+    As reported by Triton's compiler: blocks of weights, queries, keys and values in half precision.
+    """
+    block = block_of(longest)
+    return 2 * block * (block + 3 * width) + (1 << 13)
+
+
 def attend(
     joined: Tensor, starts: Tensor, longest: int, heads: int, dropout: float, first: Tensor | None
 ) -> Tensor:

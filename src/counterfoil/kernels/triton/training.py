@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from counterfoil.kernels.first_order import first_order_only
-from counterfoil.kernels.spec import WORDS, KernelSpec
+from counterfoil.kernels.spec import WORDS, KernelSpec, shared_memory
 from counterfoil.kernels.triton.launch import (
     Regions,
     Words,
@@ -52,17 +51,7 @@ def on_chip(spec: KernelSpec, dtype: torch.dtype, regions: int) -> int:
 
 def fits(spec: KernelSpec, dtype: torch.dtype, regions: int, device: torch.device) -> bool:
     """Whether a device can run the backward kernel; checked before the forward pass."""
-    if device.type != "cuda":
-        return True
-    index = torch.cuda.current_device() if device.index is None else device.index
-    return on_chip(spec, dtype, regions) <= _own_memory(index)
-
-
-@cache
-def _own_memory(index: int) -> int:
-    from triton.runtime import driver
-
-    return int(driver.active.utils.get_device_properties(index)["max_shared_mem"])
+    return on_chip(spec, dtype, regions) <= shared_memory(device)
 
 
 def fused_scores_with_gradient(
