@@ -22,9 +22,9 @@ from counterfoil.audit.sign_weights import learn_weights, weighed_deviations
 from counterfoil.audit.suspicion import sign_deviations
 from counterfoil.core.progress import Silent
 from counterfoil.core.zoo import resolve
-from counterfoil.data.load import load_pairs
 from counterfoil.evaluation.report import markdown_table
 from counterfoil.evaluation.words.evaluate import Ranking
+from counterfoil.training.run_data import data_for_run
 from counterfoil.training.run_folder import load_model
 
 COUNTS = (50, 200, 500)
@@ -46,8 +46,12 @@ def main() -> int:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--cache", type=Path, default=Path.home() / ".cache" / "counterfoil")
     options = parser.parse_args()
-    model = load_model(resolve(options.run, cache=options.cache, progress=Silent()), options.device)
-    split = load_pairs(options.data, cache_dir=options.cache)[options.split]
+    run = resolve(options.run, cache=options.cache)
+    model = load_model(run, options.device)
+    pairs = data_for_run(
+        run, options.data, None, {}, options.cache, Silent(), splits=[options.split]
+    )
+    split = pairs[options.split]
     noisy = plant(split, options.noise, options.rate, options.seed)
     audit = audit_split(model, noisy.split, details=0)
     captions = audit.survey.captions

@@ -81,6 +81,16 @@ def test_labels_of_captions_that_were_not_checked_are_not_read() -> None:
     assert learn_weights(deviations, wrong, checked) == learn_weights(deviations, other, checked)
 
 
+def test_labels_that_are_reversed_are_pointed_out() -> None:
+    deviations, wrong = noisy("other-caption")
+    right_way = learn_weights(deviations, wrong, first(300))
+    reversed_labels = learn_weights(deviations, ~wrong, first(300))
+    assert right_way.agreement == pytest.approx(1 - reversed_labels.agreement)
+    assert right_way.agreement > 0.8
+    assert "reversed" not in right_way.note()
+    assert "are the labels reversed?" in reversed_labels.note()
+
+
 def test_separable_and_missing_values_give_finite_weights() -> None:
     deviations, wrong = noisy("copies")
     deviations[wrong, WEIGHED_SIGNS.index("copies")] += 500.0

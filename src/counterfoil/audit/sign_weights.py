@@ -29,6 +29,7 @@ from counterfoil.audit.suspicion import (
     evidence,
 )
 from counterfoil.core.errors import ArgumentError
+from counterfoil.evaluation.words.evaluate import roc_auc
 
 WEIGHED_SIGNS = (*SIGNS, "neighbor-sum", "copies")
 
@@ -39,6 +40,9 @@ and 100: smaller ones made rankings worse with 50 checked captions and exchanged
 MIN_OF_EACH = 5
 """Right and wrong captions below which the default weights stay; chosen on the same split."""
 
+MIN_AGREEMENT = 0.35
+"""Agreement below which labels are likely reversed: the right ones look like errors."""
+
 INTERCEPT_STRENGTH = 0.01
 STEPS, TOLERANCE = 100, 1e-9
 
@@ -48,12 +52,14 @@ class SignWeights:
     """The weights of signs, in units of the default ones, and the checked captions behind them.
 
     ``learned`` is False if those were too few, so that the weights are the default ones.
+    ``agreement`` is the AUC of the default suspicion on the checked captions.
     """
 
     weights: dict[str, float]
     right: int
     wrong: int
     learned: bool
+    agreement: float | None = None
 
     def suspicion(self, deviations: Values) -> Values:
         """Suspicion [n] from the deviations [n, weighed signs] of all captions of a split."""
@@ -75,7 +81,13 @@ class SignWeights:
             f"{sign} {weight:.2f} ({WEIGHTS.get(sign, 0.0):g})"
             for sign, weight in self.weights.items()
         )
-        return f"weights of signs learned from {captions}, default in parentheses: {each}"
+        note = f"weights of signs learned from {captions}, default in parentheses: {each}"
+        if self.agreement is not None and self.agreement < MIN_AGREEMENT:
+            note += (
+                ". Captions marked wrong look less suspicious than those marked right: are the "
+                "labels reversed?"
+            )
+        return note
 
 
 def weighed_deviations(deviations: Values, own: Values, neighbors: Neighbors) -> Values:
@@ -109,14 +121,16 @@ def learn_weights(
     values, labels = _known(deviations), wrong[checked].astype(np.float64)
     count, bad = len(labels), int(labels.sum())
     learned = min(bad, count - bad) >= MIN_OF_EACH
-    weights = default
+    weights, agreement = default, None
     if learned:
-        usual = Scale.of_usual(values @ default)
+        doubts = values @ default
+        agreement = roc_auc(doubts[checked], labels)
+        usual = Scale.of_usual(doubts)
         unit = usual.spread or 1.0
         prior = np.concatenate([[-WHOLE_CENTER - usual.median / unit], default / unit])
         weights = unit * _fit(values[checked], labels, prior)[1:]
     named = dict(zip(WEIGHED_SIGNS, weights.tolist(), strict=True))
-    return SignWeights(named, right=count - bad, wrong=bad, learned=learned)
+    return SignWeights(named, count - bad, bad, learned, agreement)
 
 
 def _known(deviations: Values) -> Values:
