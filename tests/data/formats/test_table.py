@@ -108,6 +108,29 @@ def test_a_wrong_quote_is_named_with_the_line_where_it_opens(tmp_path, rows, lin
     assert 'double each quote within the text ("")' in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("name", "stated", "sign"),
+    [
+        ("captions.csv", "sep=;", ";"),
+        ("captions.csv", "\ufeffSEP=,\r", ","),
+        ("captions.csv", '"sep=|"', "|"),
+        ("captions.csv", "sep=;;;", ";"),
+        ("captions.csv", "sep=\t", "\t"),
+        ("captions.csv", "sep=^", "^"),
+        ("captions.tsv", "sep=;", ";"),
+    ],
+)
+def test_a_first_line_for_excel_states_the_separator(tmp_path, name, stated, sign):
+    write_images(tmp_path, ["a.png", "b.png"])
+    rows = [["image", "caption", "split"], ["a.png", '"one, two; three|"', "train"]]
+    lines = [stated, *map(sign.join, rows)]
+    write_lines(tmp_path / name, lines)
+    assert load_pairs(tmp_path).train.captions == [["one, two; three|"]]
+    write_lines(tmp_path / name, [*lines, sign.join(["b.png", "x", "y", "z"])])
+    with pytest.raises(DataError, match=re.escape(f"{name}:4: 4 fields")):
+        load_pairs(tmp_path)
+
+
 def test_a_tsv_without_quoting_keeps_its_quotes(tmp_path):
     write_images(tmp_path, ["a.png"])
     lines = ["image\tcaption\tsplit", 'a.png\t"open quote\ttrain', 'a.png\t"so" he said\ttrain']
