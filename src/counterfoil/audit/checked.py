@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
+from itertools import islice
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from counterfoil.audit.decisions import LOG, CaptionKey, DecisionLog
 from counterfoil.core.errors import DataError
 from counterfoil.data.formats.text_files import READERS, read_rows
+from counterfoil.data.images import FileImage, ImageRef
 from counterfoil.data.pairs import ProblemLog, Split
 
 LABELS = {
@@ -67,7 +69,8 @@ def read_checked(path: Path, splits: Sequence[Split]) -> CheckedCaptions:
     if not any(result.splits.values()):
         raise DataError(
             f"{path}: none of its checked captions can be used: {result.unknown} are not in "
-            f"{', '.join(split.name for split in splits)}, {result.open} are in conflict"
+            f"{', '.join(split.name for split in splits)} (images are named {index.examples()}), "
+            f"{result.open} are in conflict"
         )
     return result
 
@@ -78,9 +81,12 @@ class _Index:
     def __init__(self, splits: Sequence[Split]) -> None:
         self.by_text: dict[tuple[str, str], list[tuple[str, int]]] = defaultdict(list)
         self.by_number: dict[tuple[str, int], list[tuple[str, int]]] = defaultdict(list)
-        self.texts = {split.name: split.texts for split in splits}
+        self._ids = dict.fromkeys(image for split in splits for image in split.ids)
+        self._files: dict[str, dict[str, ImageRef]] = defaultdict(dict)
         for split in splits:
             number = 0
+            for image, ref in zip(split.ids, split.pixels or (), strict=False):
+                self._files[ref.name][image] = ref
             for image, captions in zip(split.ids, split.captions, strict=True):
                 for own, text in enumerate(captions):
                     self.by_text[image, text].append((split.name, number))
@@ -91,6 +97,7 @@ class _Index:
         self, image: str, text: str | None, caption: int | None, split: str | None
     ) -> list[tuple[str, int]]:
         """The captions meant, all of them if several are the same; empty if there is none."""
+        image = self._image_id(image)
         matches = None if caption is None else self.by_number.get((image, caption), [])
         if text is not None:
             same = self.by_text.get((image, text), [])
@@ -99,6 +106,25 @@ class _Index:
             same = same or self.by_text.get((image, unescaped), [])
             matches = [one for one in same if one in (matches or ())] or same
         return [one for one in matches or [] if split is None or one[0] == split]
+
+    def examples(self) -> str:
+        return ", ".join(f"'{image}'" for image in islice(self._ids, 2)) + " …"
+
+    def _image_id(self, name: str) -> str:
+        """The id of an image that is named by its id or its file, as the user's tables name it."""
+        if name in self._ids:
+            return name
+        path = PurePosixPath(name.replace("\\", "/"))
+        named = self._files.get(path.name, {}).items()
+        images = [image for image, ref in named if len(path.parts) == 1 or _ends(ref, path)]
+        return images[0] if len(images) == 1 else name
+
+
+def _ends(image: ImageRef, path: PurePosixPath) -> bool:
+    """Whether the path of an image ends with another one; always true of images without a path."""
+    if not isinstance(image, FileImage):
+        return True
+    return image.path.parts[-len(path.parts) :] == path.parts or image.path == Path(path)
 
 
 def _has_decisions(path: Path) -> bool:
@@ -185,6 +211,6 @@ def _number(row: dict[str, Any], where: str) -> int | None:
     if isinstance(value, bool) or not str(value).strip().isdecimal():
         raise DataError(
             f"{where}: caption: expected its number among the captions of the image, from 0, got "
-            f"{value!r}"
+            f"{value!r}; a column with the captions themselves must be named text"
         )
     return int(value)
