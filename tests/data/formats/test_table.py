@@ -118,9 +118,10 @@ def test_a_wrong_quote_is_named_with_the_line_where_it_opens(tmp_path, rows, lin
         ("captions.csv", "sep=\t", "\t"),
         ("captions.csv", "sep=^", "^"),
         ("captions.tsv", "sep=;", ";"),
+        ("captions.csv", "\r", ";"),
     ],
 )
-def test_a_first_line_for_excel_states_the_separator(tmp_path, name, stated, sign):
+def test_a_first_line_may_state_the_separator_for_excel_or_be_empty(tmp_path, name, stated, sign):
     write_images(tmp_path, ["a.png", "b.png"])
     rows = [["image", "caption", "split"], ["a.png", '"one, two; three|"', "train"]]
     lines = [stated, *map(sign.join, rows)]
@@ -128,6 +129,12 @@ def test_a_first_line_for_excel_states_the_separator(tmp_path, name, stated, sig
     assert load_pairs(tmp_path).train.captions == [["one, two; three|"]]
     write_lines(tmp_path / name, [*lines, sign.join(["b.png", "x", "y", "z"])])
     with pytest.raises(DataError, match=re.escape(f"{name}:4: 4 fields")):
+        load_pairs(tmp_path)
+
+
+def test_a_table_with_the_line_ends_of_old_macs_is_refused_with_what_to_do(tmp_path):
+    (tmp_path / "captions.csv").write_bytes(b"image,caption\ra.png,a dog\r")
+    with pytest.raises(DataError, match=r"captions.csv:1: .*save the file with the line ends LF"):
         load_pairs(tmp_path)
 
 
@@ -250,6 +257,19 @@ def test_an_image_outside_the_folder_is_found_with_the_option_that_the_error_nam
     with pytest.raises(DataError, match=r"leads out of .* option images=FOLDER \[unsafe-path\]"):
         load_pairs(tmp_path / "tables")
     assert len(load_pairs(tmp_path / "tables", options={"images": tmp_path / "photos"}).train) == 1
+
+
+@pytest.mark.parametrize("up", ["../photos/", "./../photos/", "..\\photos\\", "../photos/sub/../"])
+def test_a_name_that_starts_at_the_table_is_found_in_the_folder_of_images(tmp_path, up):
+    write_images(tmp_path / "photos", ["a.png"])
+    (tmp_path / "tables").mkdir()
+    write_table(tmp_path / "tables", "csv", [(f"{up}a.png", "a dog", "train")])
+    with pytest.raises(DataError, match=r"leads out of .* option images=FOLDER \[unsafe-path\]"):
+        load_pairs(tmp_path / "tables")
+    pairs = load_pairs(tmp_path / "tables", options={"images": tmp_path / "photos"})
+    assert pairs.train.pixels[0].path == tmp_path / "photos" / "a.png"
+    with pytest.raises(DataError, match="leads out of"):
+        load_pairs(tmp_path / "tables", options={"images": tmp_path / "tables"})
 
 
 @pytest.mark.parametrize(

@@ -32,16 +32,18 @@ IMAGE_FOLDERS = ("images", "Images", "photos", "img", "imgs")
 """Folders beside a table of captions in which its images are looked for."""
 
 _MAX_NAME_LENGTH = 200
+_UP = re.compile(r"(?:\.[/\\])*\.\.[/\\]")
 
 
 class ImageFolder:
     """Looks names up in folders; each folder is listed once.
 
-    With ``deep``, subfolders are searched for names that are in none of the folders.
+    With ``deep``, subfolders are searched for names that are in none of the folders. A name such
+    as ``../photos/a.jpg`` starts at ``root``, the folder of the captions, and may lead into them.
     """
 
-    def __init__(self, bases: Sequence[Path], deep: bool = False) -> None:
-        self.bases, self.deep = bases, deep
+    def __init__(self, bases: Sequence[Path], deep: bool = False, root: Path | None = None) -> None:
+        self.bases, self.deep, self.root = bases, deep, root
         self._listings: dict[Path, _Listing] = {}
         self._by_name: dict[str, list[Path]] | None = None
 
@@ -81,14 +83,19 @@ class ImageFolder:
         return tuple(str(base) for base in self.bases) or ("no folder",)
 
     def _relative(self, name: str) -> str:
-        """An absolute path inside one of the folders, relative to it; other names unchanged."""
-        if not os.path.isabs(name):
-            return name
+        """A path that leads into one of the folders, relative to it; other names unchanged."""
+        if self.root is not None and _UP.match(name):
+            path = os.path.join(os.path.abspath(self.root), name.replace("\\", "/"))
+            return self._below_base(os.path.normpath(path)) or name
+        return (self._below_base(name) if os.path.isabs(name) else None) or name
+
+    def _below_base(self, path: str) -> str | None:
+        """The part of an absolute path below one of the folders; None if it is in none of them."""
         for base in self.bases:
             root = os.path.join(os.path.abspath(base), "")
-            if name.startswith(root) and len(name) > len(root):
-                return name[len(root) :]
-        return name
+            if path.startswith(root) and len(path) > len(root):
+                return path[len(root) :]
+        return None
 
     def _exact(self, names: Sequence[str]) -> Path | None:
         for base in self.bases:
@@ -207,8 +214,8 @@ def image_folder(
         chosen = Path(option)
         if not chosen.is_dir():
             log.fatal("missing-file", chosen, "no such image folder")
-        return ImageFolder([chosen], deep)
-    return ImageFolder([root / name for name in candidates if (root / name).is_dir()], deep)
+        return ImageFolder([chosen], deep, root)
+    return ImageFolder([root / name for name in candidates if (root / name).is_dir()], deep, root)
 
 
 def short_names(names: Sequence[str]) -> list[str]:

@@ -187,9 +187,10 @@ def dialect_of(path: Path, lines: list[str]) -> Dialect:
     Excel takes the separator from a first line such as ``sep=;``, which is no row of the table.
     """
     stated = _SEPARATOR_LINE.fullmatch(lines[0].strip("\r\n")) if lines else None
-    header = int(stated is not None)
+    rows = range(int(stated is not None), len(lines))
+    header = next((number for number in rows if lines[number].strip("\r\n")), len(lines))
     if path.suffix.lower() != ".tsv":
-        first = lines[header] if len(lines) > header else ""
+        first = lines[header] if header < len(lines) else ""
         return Dialect(stated[1] if stated else max(",;\t|", key=first.count), header=header)
     quoted = Dialect(stated[1] if stated else "\t", header=header)
     trial = ProblemLog()
@@ -218,6 +219,10 @@ def _delimited(path: Path, lines: list[str], log: ProblemLog, dialect: Dialect) 
                 return
             except csv.Error as error:
                 line, message = dialect.header + reader.line_num, f"not readable ({error})"
+                if "new-line character" in str(error):
+                    message = (
+                        "a line ends in CR alone; save the file with the line ends LF or CR LF"
+                    )
                 if dialect.is_quoted and (
                     fault := _quote_fault(lines, start, line, dialect.delimiter)
                 ):
