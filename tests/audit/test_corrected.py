@@ -84,7 +84,7 @@ def test_a_folder_of_data_is_copied_under_the_names_of_its_files(data, tmp_path)
     assert {split.name: len(split) for split in pairs} == {"train": 2, "test": 1}
 
 
-@pytest.mark.parametrize("name", ["out.jsonl", "out.tsv", "out.parquet"])
+@pytest.mark.parametrize("name", ["out.jsonl", "out.tsv", "out.parquet", "out.json", "out.xlsx"])
 def test_a_copy_that_its_name_would_make_unreadable_is_refused(data, tmp_path, name) -> None:
     report = audited(tmp_path / "report", data / "captions.csv", DECISIONS)
     with pytest.raises(ConfigError, match=r"captions\.csv; choose a name that ends in \.csv"):

@@ -23,7 +23,7 @@ from counterfoil.core.storage.reading import read_text
 from counterfoil.data.formats.base import RESERVED, Draft, Item
 from counterfoil.data.formats.rewrite import Rewritten, can_rewrite, caption_files, locate, rewrite
 from counterfoil.data.formats.text_edits import CaptionChange, Edit, TextCopy
-from counterfoil.data.formats.text_files import READERS, csv_row, json_bytes, merge_extras
+from counterfoil.data.formats.text_files import csv_row, json_bytes, merge_extras
 from counterfoil.data.images import FileImage
 from counterfoil.data.load import is_named, make_named, open_source, path_options, read_path
 from counterfoil.data.pairs import Pairs, ProblemLog
@@ -278,10 +278,20 @@ def _refuse_target(
         raise ConfigError(f"{target}: exists already; name another --out, or use --overwrite")
 
 
+_FORMATS = {
+    **dict.fromkeys((".csv", ".txt"), "CSV"),
+    ".tsv": "TSV",
+    **dict.fromkeys((".jsonl", ".ndjson"), "JSON Lines"),
+    ".json": "JSON",
+    ".parquet": "Parquet",
+    **dict.fromkeys((".xlsx", ".xls", ".ods"), "spreadsheet"),
+}
+
+
 def _refuse_other_format(target: Path, original: Path) -> None:
     """Refuse a name by which the copy would be read in another format than it has."""
-    own, other = (READERS.get(path.suffix.lower()) for path in (original, target))
-    if other is not None and other is not own:
+    own, other = (_FORMATS.get(path.suffix.lower()) for path in (original, target))
+    if other is not None and other != own:
         ending = f"that ends in {original.suffix}" if original.suffix else "without an ending"
         raise ConfigError(
             f"{target}: the copy has the format of the original, {original.name}; choose a name "
