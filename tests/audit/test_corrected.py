@@ -183,6 +183,25 @@ def test_a_table_of_a_parquet_file_names_the_image_files(data, tmp_path, suffix)
     assert [image.path for image in train.pixels] == [data / "a.png", data / "more" / "b.png"]
 
 
+@pytest.mark.parametrize("suffix", [".csv", ".jsonl"])
+def test_fields_that_a_table_lacks_are_named(data, tmp_path, suffix) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    pyarrow = pytest.importorskip("pyarrow")
+    (data / "captions.csv").unlink()
+    columns = {"image": ["a.png", "b.png"], "caption": ["a dog", "a cat"], "rating": [3, 4]}
+    parquet.write_table(pyarrow.table(columns), data / "photos.parquet")
+    report = audited(
+        tmp_path / "report", data / "photos.parquet", [("a", 0, "a dog", "keep", None)]
+    )
+    notes = export_corrected(report, tmp_path / f"out{suffix}").notes
+    if suffix == ".csv":
+        assert "other fields are not in the CSV (rating); a .jsonl file has them" in notes
+    else:
+        assert not any("fields" in note for note in notes)
+        extras = load_pairs(tmp_path / "out.jsonl", options={"images": str(data)}).train.extras
+        assert [one["rating"] for one in extras] == [3, 4]
+
+
 def test_scenes_become_a_table_of_all_splits(tmp_path) -> None:
     options = {"images": [6, 2, 2]}
     pairs = load_pairs("scenes", options=options, cache_dir=tmp_path / "cache")

@@ -37,6 +37,7 @@ TABLE = "table"
 TABLES = (".csv", ".jsonl")
 DEFAULT_TABLE = "captions.jsonl"
 IMAGES_STAY = "the images stay where they are: read the copy with --option images=FOLDER"
+NAMED_FIELDS = 5
 
 
 @dataclass(frozen=True)
@@ -196,10 +197,17 @@ def _rewritten(
     return rewrite(reader, draft, changes), _layout(draft), _place_notes(draft, out)
 
 
-def _table_notes(path: Path, why: str, has_images: bool) -> list[str]:
-    kind = "CSV" if path.suffix.lower() == ".csv" else "JSON lines"
-    note = f"{why}, so the copy is one table of all splits ({kind}); images and features stay there"
-    return [note, IMAGES_STAY] if has_images else [note]
+def _table_notes(path: Path, why: str, items: Sequence[Item], has_images: bool) -> list[str]:
+    is_csv = path.suffix.lower() == ".csv"
+    kind = "CSV" if is_csv else "JSON lines"
+    notes = [
+        f"{why}, so the copy is one table of all splits ({kind}); images and features stay there"
+    ]
+    fields = sorted({key for item in items for key in item.extras} - {"image"})
+    if is_csv and fields:
+        named = ", ".join(fields[:NAMED_FIELDS]) + (" …" if len(fields) > NAMED_FIELDS else "")
+        notes.append(f"other fields are not in the CSV ({named}); a .jsonl file has them")
+    return [*notes, IMAGES_STAY] if has_images else notes
 
 
 def _layout(draft: Draft) -> str:
@@ -358,7 +366,7 @@ def _as_table(
             parts.append(record)
             offset += len(record)
     copy.text = "".join(parts)
-    return Rewritten([copy], missing, emptied), TABLE, _table_notes(path, why, has_images)
+    return Rewritten([copy], missing, emptied), TABLE, _table_notes(path, why, listed, has_images)
 
 
 def _csv_rows(
