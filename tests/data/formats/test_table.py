@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import re
 
 import numpy as np
@@ -257,6 +258,31 @@ def test_an_image_outside_the_folder_is_found_with_the_option_that_the_error_nam
     with pytest.raises(DataError, match=r"leads out of .* option images=FOLDER \[unsafe-path\]"):
         load_pairs(tmp_path / "tables")
     assert len(load_pairs(tmp_path / "tables", options={"images": tmp_path / "photos"}).train) == 1
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        "sub/a.png",
+        r"sub\a.png",
+        "./sub/a.png",
+        r".\sub\a.png",
+        "{folder}/sub/a.png",
+        "../d/sub/a.png",
+    ],
+)
+def test_an_image_has_one_id_however_its_path_is_written(tmp_path, written):
+    folder = tmp_path / "d"
+    write_images(folder / "sub", ["a.png"])
+    write_table(folder, "csv", [(written.format(folder=folder), "a dog", "train")])
+    assert list(load_pairs(folder).train.ids) == ["sub/a"]
+
+
+@pytest.mark.skipif(os.sep != "/", reason="file names have no backslashes there")
+def test_a_backslash_in_the_name_of_a_file_stays_in_its_id(tmp_path):
+    write_images(tmp_path, [r"a\b.png"])
+    write_table(tmp_path, "csv", [(r"a\b.png", "a dog", "train")])
+    assert list(load_pairs(tmp_path).train.ids) == [r"a\b"]
 
 
 @pytest.mark.parametrize("up", ["../photos/", "./../photos/", "..\\photos\\", "../photos/sub/../"])

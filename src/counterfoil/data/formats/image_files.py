@@ -79,6 +79,16 @@ class ImageFolder:
         """Whether one of these names exists: distinguishes an absent folder from missing files."""
         return any(is_safe_name(name) and self._exact([name]) for name in names)
 
+    def plain_name(self, name: str) -> str:
+        """The name of an image within its folder, with slashes, however its path is written."""
+        plain = self._relative(name)
+        slashed = plain.replace("\\", "/").removeprefix("./")
+        if slashed == plain or not is_safe_name(plain):
+            return plain
+        image = self.find([plain], "", ProblemLog())
+        has_backslash = isinstance(image, FileImage) and "\\" in image.path.name
+        return plain if has_backslash else slashed
+
     def _folders(self) -> tuple[str, ...]:
         return tuple(str(base) for base in self.bases) or ("no folder",)
 
@@ -219,12 +229,13 @@ def image_folder(
 
 
 def short_names(names: Sequence[str]) -> list[str]:
-    """Names of images, each without its ending if no other then has the same.
+    """Names of images, each without its ending if no other name is then the same.
 
     >>> short_names(["a/dog.jpg", "cat.jpg", "cat.png"])
     ['a/dog', 'cat.jpg', 'cat.png']
     """
-    stems, whole = Counter(map(_stem, names)), set(names)
+    whole = set(names)
+    stems = Counter(map(_stem, whole))
     return [
         stem if stems[stem] == 1 and (stem == name or stem not in whole) else name
         for name, stem in zip(names, map(_stem, names), strict=True)
