@@ -132,7 +132,7 @@ class ImageFolder:
             return []
         if self._by_name is None:
             self._by_name = defaultdict(list)
-            for path in _files_below(self.bases):
+            for path in files_below(self.bases):
                 self._by_name[_folded(path.name)].append(path)
         for name in names:
             if paths := self._by_name.get(_folded(PurePosixPath(name.replace("\\", "/")).name)):
@@ -183,7 +183,7 @@ def _variants(name: str, base: Path) -> Iterator[str]:
         yield rest
 
 
-def _files_below(bases: Sequence[Path]) -> Iterator[Path]:
+def files_below(bases: Sequence[Path]) -> Iterator[Path]:
     """The images in folders and their subfolders, each once; links to folders are not followed."""
     seen: set[str] = set()
     listed = 0
