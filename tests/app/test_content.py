@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import shutil
 from dataclasses import replace
 from urllib.parse import urlencode
 
@@ -231,6 +232,23 @@ def test_near_duplicates_are_listed_apart_and_identical_captions_are_one_entry(
     assert set(same["same_images"]) == wanted
     assert near["counts"] == suspicious["counts"]
     assert near["counts"]["near-duplicates"] == sum(e["same"] for e in near["findings"])
+
+
+@pytest.mark.parametrize(
+    ("summary", "notes"),
+    [
+        (
+            {"notes": ["of all"], "splits": [{"split": "a", "notes": ["one", "two"]}]},
+            ["of all", "a: one", "a: two"],
+        ),
+        ({"notes": "text", "splits": [None, {"notes": 3}]}, []),
+        ({"splits": {}}, []),
+    ],
+)
+def test_the_notes_of_an_audit_and_of_its_splits_are_shown(report, summary, notes, tmp_path):
+    shutil.copy(report / "findings.jsonl", tmp_path)
+    (tmp_path / "summary.json").write_text(json.dumps(summary))
+    assert Audit(tmp_path).page(0, 1, None)["notes"] == notes
 
 
 def test_a_damaged_list_of_images_is_refused_with_its_line(report, tmp_path) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
 from counterfoil.audit import Decision, DecisionLog, read_checked
 from counterfoil.audit.decisions import CaptionKey
 from counterfoil.core.errors import DataError
+from counterfoil.data.images import FileImage
 from counterfoil.data.pairs import Split
 
 TRAIN = Split("train", ["a", "b"], [["a dog", "a cat"], ["a dog", "a dog"]])
@@ -115,6 +117,37 @@ def test_tables_name_captions_by_text_or_number(tmp_path) -> None:
     assert read_checked(lines, [TRAIN]).splits == {"train": {0: False, 1: True}}
 
 
+def test_a_table_of_captions_with_labels_beside_them_is_read(tmp_path) -> None:
+    own = table(tmp_path, "image,caption,split,wrong\na,a cat,Train,1\na,a bird,training,0\n")
+    assert read_checked(own, SPLITS).splits == {"train": {1: True}}
+    digits = table(tmp_path, "image,caption,wrong\nb,1,yes\n")
+    assert read_checked(digits, SPLITS).splits == {"train": {3: True}}
+
+
+@pytest.mark.parametrize(
+    ("named", "image"),
+    [
+        ("z.jpg", "z"),
+        ("images/z.jpg", "z"),
+        (r"images\z.jpg", "z"),
+        ("p/y.jpg", "p/y"),
+        ("other/z.jpg", None),
+        ("y.jpg", None),
+        ("a", "a"),
+    ],
+)
+def test_a_table_may_name_images_by_their_files(named, image, tmp_path) -> None:
+    files = {"z": "images/z.jpg", "p/y": "images/p/y.jpg", "q/y": "images/q/y.jpg", "a": "a.png"}
+    pixels = [FileImage(Path("/photos", file)) for file in files.values()]
+    split = Split("train", list(files), [["a dog"]] * len(files), pixels)
+    labels = table(tmp_path, f"image,text,wrong\n{named},a dog,1\n")
+    if image is None:
+        with pytest.raises(DataError, match=r"not among the audited ones.*Images are named 'z', 'p/y' …"):
+            read_checked(labels, [split])
+    else:
+        assert read_checked(labels, [split]).splits == {"train": {list(files).index(image): True}}
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -123,6 +156,7 @@ def test_tables_name_captions_by_text_or_number(tmp_path) -> None:
         ("image,text,wrong\na,a cat,nan\n", "labels.csv:2: wrong: expected true or false"),
         ("image,text,wrong\na,a cat,0.5\n", "expected true or false"),
         ("image,caption,wrong\na,-1,1\n", "its number among the captions"),
+        ("image,caption,text,wrong\na,x,a cat,1\n", "its number among the captions"),
         ("image,text,wrong\na,a cat,1\na,a cat,0\n", "labels.csv:3: says .* line 2 says the opp"),
         ("image,text,wrong\nz,a cat,1\n", "none of its .* for train, dev: 1 checked captions"),
         ("image,text,wrong\n", "none of its checked captions .*: it has no labels"),

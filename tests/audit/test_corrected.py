@@ -84,7 +84,7 @@ def test_a_folder_of_data_is_copied_under_the_names_of_its_files(data, tmp_path)
     assert {split.name: len(split) for split in pairs} == {"train": 2, "test": 1}
 
 
-@pytest.mark.parametrize("name", ["out.jsonl", "out.tsv", "out.parquet"])
+@pytest.mark.parametrize("name", ["out.jsonl", "out.tsv", "out.parquet", "out.json", "out.xlsx"])
 def test_a_copy_that_its_name_would_make_unreadable_is_refused(data, tmp_path, name) -> None:
     report = audited(tmp_path / "report", data / "captions.csv", DECISIONS)
     with pytest.raises(ConfigError, match=r"captions\.csv; choose a name that ends in \.csv"):
@@ -181,6 +181,25 @@ def test_a_table_of_a_parquet_file_names_the_image_files(data, tmp_path, suffix)
     train = load_pairs(tmp_path / f"out{suffix}", options={"images": str(data)}).train
     assert list(train.texts) == ["a red dog", "two dogs", "a cat"]
     assert [image.path for image in train.pixels] == [data / "a.png", data / "more" / "b.png"]
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".jsonl"])
+def test_fields_that_a_table_lacks_are_named(data, tmp_path, suffix) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    pyarrow = pytest.importorskip("pyarrow")
+    (data / "captions.csv").unlink()
+    columns = {"image": ["a.png", "b.png"], "caption": ["a dog", "a cat"], "rating": [3, 4]}
+    parquet.write_table(pyarrow.table(columns), data / "photos.parquet")
+    report = audited(
+        tmp_path / "report", data / "photos.parquet", [("a", 0, "a dog", "keep", None)]
+    )
+    notes = export_corrected(report, tmp_path / f"out{suffix}").notes
+    if suffix == ".csv":
+        assert "other fields are not in the CSV (rating); a .jsonl file has them" in notes
+    else:
+        assert not any("fields" in note for note in notes)
+        extras = load_pairs(tmp_path / "out.jsonl", options={"images": str(data)}).train.extras
+        assert [one["rating"] for one in extras] == [3, 4]
 
 
 def test_scenes_become_a_table_of_all_splits(tmp_path) -> None:

@@ -120,6 +120,18 @@ def test_a_few_trusted_captions_are_refused(learned, concepts) -> None:
         calibrate(few, 0.05)
 
 
+def test_a_trusted_split_of_another_size_is_named_with_what_follows(learned, concepts) -> None:
+    limits = calibrate(audit_split(learned, concepts.train), 0.1)
+    summary = audit_split(learned, concepts.test, false_alarms=limits).summary
+    assert set(limits.notes(32, True)) <= set(summary.notes)
+    (too_many,) = (note for note in summary.notes if "alike in size" in note)
+    assert "'train' has more images (96 and 32)" in too_many
+    assert "probably below 10 %" in too_many
+    assert "has fewer images (96 and 144)" in limits.notes(144, True)[1]
+    assert "probably above 10 %" in limits.notes(144, True)[1]
+    assert not any("alike" in note for size in (70, 140) for note in limits.notes(size, True))
+
+
 @pytest.mark.slow
 def test_words_are_judged_like_those_that_the_threshold_was_measured_on(
     learned, concepts, monkeypatch

@@ -221,6 +221,14 @@ def test_a_report_that_cannot_be_written_is_refused_before_scoring(
         invoke("audit", run, "--out", tmp_path / "taken", "--split", "dev", "--cache", cache)
 
 
+@pytest.mark.parametrize("data", ["", "captions.csv"])
+def test_a_report_is_not_written_into_the_folder_of_the_audited_data(run, tmp_path, data) -> None:
+    (tmp_path / "captions.csv").write_text("image,caption\n")
+    with pytest.raises(ConfigError, match="is the folder of the audited data"):
+        invoke("audit", run, tmp_path / data, "--out", tmp_path)
+    assert [file.name for file in tmp_path.iterdir()] == ["captions.csv"]
+
+
 def test_a_report_does_not_replace_files_that_no_audit_wrote(run, cache, tmp_path) -> None:
     (tmp_path / "index.html").write_text("my site")
     with pytest.raises(ConfigError, match=r"'index.html' that no audit wrote"):

@@ -45,6 +45,17 @@ def test_a_folder_of_images_alone_is_told_how_captions_are_added(tmp_path):
         load_pairs(tmp_path)
 
 
+def test_images_in_subfolders_alone_are_told_the_same(tmp_path):
+    write_images(tmp_path / "images" / "more", ["a.png"])
+    for name in ("README.md", "notes.txt"):
+        (tmp_path / name).write_text("x")
+        with pytest.raises(DataError, match="images but no captions"):
+            load_pairs(tmp_path)
+    (tmp_path / "train_cap.txt").write_text("x")
+    with pytest.raises(DataError, match=r"'train_cap\.txt' resembles"):
+        load_pairs(tmp_path)
+
+
 def test_an_image_file_is_no_data_set_and_its_folder_may_be_one(tmp_path):
     write_images(tmp_path, ["IMG_1.JPG"])
     with pytest.raises(DataError, match="it is an image: name the folder that it is in"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -82,8 +82,8 @@ class Audit:
         findings = read_findings(folder, MAX_FINDINGS)
         self.review = AuditReview(folder, findings, cache)
         summary = _summary(folder / SUMMARY)
-        notes, run = summary.get("notes"), summary.get("run")
-        self.notes = [writable(str(note)) for note in notes] if isinstance(notes, list) else []
+        run = summary.get("run")
+        self.notes = _notes(summary)
         self.model = writable(Path(run).name) if isinstance(run, str) else ""
         named = (key for finding in findings for key in finding.images)
         self.images = {audited_name(*key): AuditedImage(key[1]) for key in named}
@@ -170,6 +170,20 @@ def _summary(path: Path) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError, DataError):
         return {}
     return summary if isinstance(summary, dict) else {}
+
+
+def _notes(summary: Mapping[str, Any]) -> list[str]:
+    """Notes on the audit as a whole, then those on each split with its name."""
+
+    def listed(facts: Mapping[str, Any], key: str) -> list[Any]:
+        value = facts.get(key)
+        return value if isinstance(value, list) else []
+
+    notes = [str(note) for note in listed(summary, "notes")]
+    for split in listed(summary, "splits"):
+        if isinstance(split, dict):
+            notes += [f"{split.get('split')}: {note}" for note in listed(split, "notes")]
+    return [writable(note) for note in notes]
 
 
 def _read_images(path: Path) -> Iterator[tuple[str, AuditedImage]]:

@@ -188,7 +188,7 @@ def audit_split(
     too_long = int((~is_short).sum())
     summary = summarize(split, survey, signs, suspicion, duplicates, words.effects, too_long)
     if false_alarms is not None:
-        notes = (*summary.notes, *false_alarms.notes(words.surprise))
+        notes = (*summary.notes, *false_alarms.notes(summary.images, words.surprise))
         summary = summary.model_copy(update={"notes": notes})
     if checked and weights is not None:
         more = [weights.note()]

@@ -6,13 +6,15 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from counterfoil.audit.decisions import LOG, CaptionKey, DecisionLog
 from counterfoil.audit.findings import unescape_formula
 from counterfoil.core.errors import DataError
+from counterfoil.data.formats.base import normalized_split
 from counterfoil.data.formats.text_files import READERS, read_rows
+from counterfoil.data.images import FileImage, ImageRef
 from counterfoil.data.pairs import ProblemLog, Split
 
 LABELS = {
@@ -72,7 +74,10 @@ def read_checked(path: Path, splits: Sequence[Split]) -> CheckedCaptions:
     if not any(result.splits.values()):
         names = ", ".join(split.name for split in splits)
         why = "; ".join(result.notes()) or "it has no labels"
-        raise DataError(f"{path}: none of its checked captions can be used for {names}: {why}")
+        named = f" Images are named {index.examples()}" if result.unknown else ""
+        raise DataError(
+            f"{path}: none of its checked captions can be used for {names}: {why}.{named}"
+        )
     return result
 
 
@@ -83,8 +88,13 @@ class _Index:
         self.by_text: dict[tuple[str, str], list[tuple[str, int]]] = defaultdict(list)
         self.by_number: dict[tuple[str, int], list[tuple[str, int]]] = defaultdict(list)
         self.keys: set[CaptionKey] = set()
+        self.splits = {split.name for split in splits}
+        self._ids = dict.fromkeys(image for split in splits for image in split.ids)
+        self._files: dict[str, dict[str, ImageRef]] = defaultdict(dict)
         for split in splits:
             number = 0
+            for image, ref in zip(split.ids, split.pixels or (), strict=False):
+                self._files[ref.name][image] = ref
             for image, captions in zip(split.ids, split.captions, strict=True):
                 for own, text in enumerate(captions):
                     self.by_text[image, text].append((split.name, number))
@@ -96,6 +106,7 @@ class _Index:
         self, image: str, text: str | None, caption: int | None, split: str | None
     ) -> list[tuple[str, int]]:
         """The captions meant, all of them if several are the same; empty if there is none."""
+        image = self._image_id(image)
 
         def in_split(matches: list[tuple[str, int]] | None) -> list[tuple[str, int]]:
             return [one for one in matches or () if split is None or one[0] == split]
@@ -106,6 +117,25 @@ class _Index:
         same = in_split(self.by_text.get((image, text)))
         # the number only decides between identical captions: others may have been removed
         return [one for one in same if one in numbered] or same
+
+    def examples(self) -> str:
+        return ", ".join(f"'{image}'" for image in islice(self._ids, 2)) + " …"
+
+    def _image_id(self, name: str) -> str:
+        """The id of an image that is named by its id or its file, as the user's tables name it."""
+        if name in self._ids:
+            return name
+        path = PurePosixPath(name.replace("\\", "/"))
+        named = self._files.get(path.name, {}).items()
+        images = [image for image, ref in named if len(path.parts) == 1 or _ends(ref, path)]
+        return images[0] if len(images) == 1 else name
+
+
+def _ends(image: ImageRef, path: PurePosixPath) -> bool:
+    """Whether the path of an image ends with another one; always true of images without a path."""
+    if not isinstance(image, FileImage):
+        return True
+    return image.path.parts[-len(path.parts) :] == path.parts or image.path == Path(path)
 
 
 def _has_decisions(path: Path) -> bool:
@@ -145,7 +175,9 @@ def _captions_meant(key: CaptionKey, index: _Index) -> list[tuple[str, int]]:
 def _from_table(path: Path, index: _Index) -> CheckedCaptions:
     result, log = CheckedCaptions(), ProblemLog()
     lines: dict[tuple[str, int], int] = {}
-    for line, row in READERS[path.suffix.lower()](path, log):
+    rows = list(READERS[path.suffix.lower()](path, log))
+    texts_in = _column_of_texts([row for _, row in rows])
+    for line, row in rows:
         where = f"{path}:{line}"
         if "image" not in row or "wrong" not in row or not row.keys() & {"text", "caption"}:
             raise DataError(
@@ -155,8 +187,10 @@ def _from_table(path: Path, index: _Index) -> CheckedCaptions:
         wrong = _label(row["wrong"], where)
         if wrong is None:
             continue
-        image, text, split = str(row["image"]), _cell(row, "text"), _cell(row, "split")
-        number = _number(row, where)
+        image, text, split = str(row["image"]), _cell(row, texts_in), _cell(row, "split")
+        if split and split not in index.splits:
+            split = normalized_split(split)
+        number = None if texts_in == "caption" else _number(row, where)
         matches = index.find(image, text, number, split) or index.find(
             unescape_formula(image), text and unescape_formula(text), number, split
         )
@@ -171,6 +205,23 @@ def _from_table(path: Path, index: _Index) -> CheckedCaptions:
             lines.setdefault((name, number), line)
     log.refuse_fatal()
     return result
+
+
+def _column_of_texts(rows: Sequence[dict[str, Any]]) -> str:
+    """``caption`` if it has texts, as in a table of captions to which labels were added."""
+    if any("text" in row for row in rows):
+        return "text"
+    captions = (row.get("caption") for row in rows)
+    given = [str(value) for value in captions if value is not None and value != ""]
+    return "text" if all(map(_is_numeric, given)) else "caption"
+
+
+def _is_numeric(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _label(value: Any, where: str) -> bool | None:

@@ -23,7 +23,7 @@ from counterfoil.core.storage.reading import read_text
 from counterfoil.data.formats.base import RESERVED, Draft, Item
 from counterfoil.data.formats.rewrite import Rewritten, can_rewrite, caption_files, locate, rewrite
 from counterfoil.data.formats.text_edits import CaptionChange, Edit, TextCopy
-from counterfoil.data.formats.text_files import READERS, csv_row, json_bytes, merge_extras
+from counterfoil.data.formats.text_files import csv_row, json_bytes, merge_extras
 from counterfoil.data.images import FileImage
 from counterfoil.data.load import is_named, make_named, open_source, path_options, read_path
 from counterfoil.data.pairs import Pairs, ProblemLog
@@ -37,6 +37,7 @@ TABLE = "table"
 TABLES = (".csv", ".jsonl")
 DEFAULT_TABLE = "captions.jsonl"
 IMAGES_STAY = "the images stay where they are: read the copy with --option images=FOLDER"
+NAMED_FIELDS = 5
 
 
 @dataclass(frozen=True)
@@ -196,10 +197,17 @@ def _rewritten(
     return rewrite(reader, draft, changes), _layout(draft), _place_notes(draft, out)
 
 
-def _table_notes(path: Path, why: str, has_images: bool) -> list[str]:
-    kind = "CSV" if path.suffix.lower() == ".csv" else "JSON lines"
-    note = f"{why}, so the copy is one table of all splits ({kind}); images and features stay there"
-    return [note, IMAGES_STAY] if has_images else [note]
+def _table_notes(path: Path, why: str, items: Sequence[Item], has_images: bool) -> list[str]:
+    is_csv = path.suffix.lower() == ".csv"
+    kind = "CSV" if is_csv else "JSON lines"
+    notes = [
+        f"{why}, so the copy is one table of all splits ({kind}); images and features stay there"
+    ]
+    fields = sorted({key for item in items for key in item.extras} - {"image"})
+    if is_csv and fields:
+        named = ", ".join(fields[:NAMED_FIELDS]) + (" …" if len(fields) > NAMED_FIELDS else "")
+        notes.append(f"other fields are not in the CSV ({named}); a .jsonl file has them")
+    return [*notes, IMAGES_STAY] if has_images else notes
 
 
 def _layout(draft: Draft) -> str:
@@ -278,10 +286,20 @@ def _refuse_target(
         raise ConfigError(f"{target}: exists already; name another --out, or use --overwrite")
 
 
+_FORMATS = {
+    **dict.fromkeys((".csv", ".txt"), "CSV"),
+    ".tsv": "TSV",
+    **dict.fromkeys((".jsonl", ".ndjson"), "JSON Lines"),
+    ".json": "JSON",
+    ".parquet": "Parquet",
+    **dict.fromkeys((".xlsx", ".xls", ".ods"), "spreadsheet"),
+}
+
+
 def _refuse_other_format(target: Path, original: Path) -> None:
     """Refuse a name by which the copy would be read in another format than it has."""
-    own, other = (READERS.get(path.suffix.lower()) for path in (original, target))
-    if other is not None and other is not own:
+    own, other = (_FORMATS.get(path.suffix.lower()) for path in (original, target))
+    if other is not None and other != own:
         ending = f"that ends in {original.suffix}" if original.suffix else "without an ending"
         raise ConfigError(
             f"{target}: the copy has the format of the original, {original.name}; choose a name "
@@ -348,7 +366,7 @@ def _as_table(
             parts.append(record)
             offset += len(record)
     copy.text = "".join(parts)
-    return Rewritten([copy], missing, emptied), TABLE, _table_notes(path, why, has_images)
+    return Rewritten([copy], missing, emptied), TABLE, _table_notes(path, why, listed, has_images)
 
 
 def _csv_rows(

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from counterfoil.audit.findings import Summary
 from counterfoil.audit.sign_weights import SignWeights
 from counterfoil.audit.suspicion import Scales
 from counterfoil.core.errors import ConfigError, DataError
@@ -31,11 +32,18 @@ MIN_TRUSTED = 100
 """Trusted captions below which a rate says little: with n, it is off by about 1 / √n."""
 
 
+ALIKE_IN_SIZE = 1.5
+"""How many times the images of one split the other may have, to be about as large."""
+
+
 class Audited(Protocol):
     """The parts of an `Audit` that thresholds are measured on."""
 
     @property
     def split(self) -> Split: ...
+
+    @property
+    def summary(self) -> Summary: ...
 
     @property
     def suspicion(self) -> Values: ...
@@ -60,12 +68,14 @@ class Audited(Protocol):
 class FalseAlarms:
     """Thresholds for captions and words, measured on the trusted captions of a split.
 
+    ``images``: how many the trusted captions were compared with.
     ``scales``: what suspicion was compared with, and is to be compared with in other splits.
     ``surprise``: whether the doubts about trusted words include the surprise of a language model.
     """
 
     rate: float
     split: str
+    images: int
     captions: int
     words: int
     caption_threshold: float
@@ -76,9 +86,17 @@ class FalseAlarms:
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
 
-    def notes(self, surprise: bool) -> list[str]:
-        """Lines for the reader of a report on a split with or without ``surprise``."""
+    def notes(self, images: int, surprise: bool) -> list[str]:
+        """Lines for the reader of a report on a split of so many images, with its ``surprise``."""
         lines = [self._thresholds()]
+        if max(images, self.images) >= ALIKE_IN_SIZE * min(images, self.images):
+            other, rate = ("fewer", "above") if self.images < images else ("more", "below")
+            lines.append(
+                f"the trusted split '{self.split}' has {other} images ({self.images} and "
+                f"{images}); among more images, another one fits better more often, so the rate "
+                f"of false alarms is probably {rate} {100 * self.rate:g} %; use splits alike in "
+                "size"
+            )
         if not self.surprise:
             lines.append(
                 f"the trusted split '{self.split}' has too few captions for a language model, so "
@@ -137,6 +155,7 @@ def calibrate(trusted: Audited, rate: float) -> FalseAlarms:
     return FalseAlarms(
         rate=rate,
         split=trusted.split.name,
+        images=trusted.summary.images,
         captions=len(suspicion),
         words=len(words),
         caption_threshold=conformal_threshold(suspicion, rate),

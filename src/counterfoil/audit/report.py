@@ -339,14 +339,23 @@ the browser; add the downloaded file with <code>counterfoil audit merge AUDIT FI
 """
 
 
-def check_report_folder(folder: Path) -> None:
-    """Refuse a file, and a folder in which a report would replace files that no audit wrote."""
+def check_report_folder(folder: Path, data: Path | None = None) -> None:
+    """Refuse a file, and a folder in which a report would replace files that no audit wrote.
+
+    ``data`` is the audited file or folder. Beside it, the findings would be read as captions.
+    """
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"{folder}: is a file; name a folder for the report")
     names = [name for name in (PAGE, TABLE, SUMMARY, IMAGES_FILE) if (folder / name).exists()]
     if names and not (folder / LINES).exists():  # an audit writes these lines first
         raise ConfigError(
             f"{folder}: has a file '{names[0]}' that no audit wrote; name another folder"
+        )
+    beside = data.parent if data is not None and data.is_file() else data
+    if beside is not None and beside.is_dir() and folder.resolve() == beside.resolve():
+        raise ConfigError(
+            f"{folder}: is the folder of the audited data, where the findings would be taken for "
+            "captions; name another folder"
         )
 
 

@@ -164,10 +164,11 @@ def check(
         write_report,
     )
     from counterfoil.core.storage.locks import locked_folder
+    from counterfoil.data.load import is_named
     from counterfoil.training.run_data import data_for_run
     from counterfoil.training.run_folder import load_model, run_config
 
-    check_report_folder(out)
+    check_report_folder(out, None if pairs is None or is_named(pairs, format) else Path(pairs))
     source = DataChoice(pairs, format, option, cache, quiet=as_json)
     wanted = [*split, *filter(None, [trusted])] if split else None
     bars, data = source.progress, source.read(run, wanted)

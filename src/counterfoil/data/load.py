@@ -15,7 +15,7 @@ from counterfoil.core.storage.atomic import default_cache
 from counterfoil.core.storage.remote import check_url, is_url
 from counterfoil.data.formats import Source, named_sources, sources
 from counterfoil.data.formats.assemble import assemble
-from counterfoil.data.formats.image_files import ENDINGS
+from counterfoil.data.formats.image_files import ENDINGS, files_below
 from counterfoil.data.formats.remote_shards import read_remote_shards
 from counterfoil.data.pairs import Pairs, ProblemLog
 
@@ -194,8 +194,9 @@ def _nearest_format(path: Path) -> str:
                 ratio = difflib.SequenceMatcher(None, name.lower(), example.lower()).ratio()
                 best = max(best, (ratio, source, name, example))
     ratio, source, name, example = best
-    is_album = path.is_dir() and bool(photos)
-    if is_album and (ratio < _NEARLY_EQUAL or all((path / name).is_dir() for name in others)):
+    only_folders = bool(photos) and all((path / name).is_dir() for name in others)
+    is_album = path.is_dir() and any(True for _ in files_below([path]))
+    if is_album and (ratio < _NEARLY_EQUAL or only_folders):
         return (
             " (it has images but no captions: list these in captions.csv, with the columns image "
             "and caption, or search the images without: counterfoil demo FOLDER, or counterfoil "

@@ -108,6 +108,10 @@ def tokens(end="\n") -> str:
 TSV = csv_text(delimiter="\t").replace('"', "") + 'e.png\ta lone " quote\t2\tx y\n'
 LAYOUTS = {
     "csv": ("captions.csv", csv_text()),
+    "csv with its separator stated": (
+        "captions.csv",
+        csv_text("\r\n", delimiter=";", bom="\ufeffsep=;\r\n"),
+    ),
     "csv, every field quoted": ("captions.csv", csv_text(quote_all=True)),
     "csv of Windows": ("captions.csv", csv_text("\r\n", delimiter=";", bom="\ufeff")),
     "csv of lists": ("captions.csv", cells_with_lists()),

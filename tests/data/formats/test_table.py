@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import re
 
 import numpy as np
@@ -106,6 +107,36 @@ def test_a_wrong_quote_is_named_with_the_line_where_it_opens(tmp_path, rows, lin
         load_pairs(tmp_path)
     assert reason in str(caught.value)
     assert 'double each quote within the text ("")' in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "stated", "sign"),
+    [
+        ("captions.csv", "sep=;", ";"),
+        ("captions.csv", "\ufeffSEP=,\r", ","),
+        ("captions.csv", '"sep=|"', "|"),
+        ("captions.csv", "sep=;;;", ";"),
+        ("captions.csv", "sep=\t", "\t"),
+        ("captions.csv", "sep=^", "^"),
+        ("captions.tsv", "sep=;", ";"),
+        ("captions.csv", "\r", ";"),
+    ],
+)
+def test_a_first_line_may_state_the_separator_for_excel_or_be_empty(tmp_path, name, stated, sign):
+    write_images(tmp_path, ["a.png", "b.png"])
+    rows = [["image", "caption", "split"], ["a.png", '"one, two; three|"', "train"]]
+    lines = [stated, *map(sign.join, rows)]
+    write_lines(tmp_path / name, lines)
+    assert load_pairs(tmp_path).train.captions == [["one, two; three|"]]
+    write_lines(tmp_path / name, [*lines, sign.join(["b.png", "x", "y", "z"])])
+    with pytest.raises(DataError, match=re.escape(f"{name}:4: 4 fields")):
+        load_pairs(tmp_path)
+
+
+def test_a_table_with_the_line_ends_of_old_macs_is_refused_with_what_to_do(tmp_path):
+    (tmp_path / "captions.csv").write_bytes(b"image,caption\ra.png,a dog\r")
+    with pytest.raises(DataError, match=r"captions.csv:1: .*save the file with the line ends LF"):
+        load_pairs(tmp_path)
 
 
 def test_a_tsv_without_quoting_keeps_its_quotes(tmp_path):
@@ -227,6 +258,44 @@ def test_an_image_outside_the_folder_is_found_with_the_option_that_the_error_nam
     with pytest.raises(DataError, match=r"leads out of .* option images=FOLDER \[unsafe-path\]"):
         load_pairs(tmp_path / "tables")
     assert len(load_pairs(tmp_path / "tables", options={"images": tmp_path / "photos"}).train) == 1
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        "sub/a.png",
+        r"sub\a.png",
+        "./sub/a.png",
+        r".\sub\a.png",
+        "{folder}/sub/a.png",
+        "../d/sub/a.png",
+    ],
+)
+def test_an_image_has_one_id_however_its_path_is_written(tmp_path, written):
+    folder = tmp_path / "d"
+    write_images(folder / "sub", ["a.png"])
+    write_table(folder, "csv", [(written.format(folder=folder), "a dog", "train")])
+    assert list(load_pairs(folder).train.ids) == ["sub/a"]
+
+
+@pytest.mark.skipif(os.sep != "/", reason="file names have no backslashes there")
+def test_a_backslash_in_the_name_of_a_file_stays_in_its_id(tmp_path):
+    write_images(tmp_path, [r"a\b.png"])
+    write_table(tmp_path, "csv", [(r"a\b.png", "a dog", "train")])
+    assert list(load_pairs(tmp_path).train.ids) == [r"a\b"]
+
+
+@pytest.mark.parametrize("up", ["../photos/", "./../photos/", "..\\photos\\", "../photos/sub/../"])
+def test_a_name_that_starts_at_the_table_is_found_in_the_folder_of_images(tmp_path, up):
+    write_images(tmp_path / "photos", ["a.png"])
+    (tmp_path / "tables").mkdir()
+    write_table(tmp_path / "tables", "csv", [(f"{up}a.png", "a dog", "train")])
+    with pytest.raises(DataError, match=r"leads out of .* option images=FOLDER \[unsafe-path\]"):
+        load_pairs(tmp_path / "tables")
+    pairs = load_pairs(tmp_path / "tables", options={"images": tmp_path / "photos"})
+    assert pairs.train.pixels[0].path == tmp_path / "photos" / "a.png"
+    with pytest.raises(DataError, match="leads out of"):
+        load_pairs(tmp_path / "tables", options={"images": tmp_path / "tables"})
 
 
 @pytest.mark.parametrize(

@@ -32,16 +32,18 @@ IMAGE_FOLDERS = ("images", "Images", "photos", "img", "imgs")
 """Folders beside a table of captions in which its images are looked for."""
 
 _MAX_NAME_LENGTH = 200
+_UP = re.compile(r"(?:\.[/\\])*\.\.[/\\]")
 
 
 class ImageFolder:
     """Looks names up in folders; each folder is listed once.
 
-    With ``deep``, subfolders are searched for names that are in none of the folders.
+    With ``deep``, subfolders are searched for names that are in none of the folders. A name such
+    as ``../photos/a.jpg`` starts at ``root``, the folder of the captions, and may lead into them.
     """
 
-    def __init__(self, bases: Sequence[Path], deep: bool = False) -> None:
-        self.bases, self.deep = bases, deep
+    def __init__(self, bases: Sequence[Path], deep: bool = False, root: Path | None = None) -> None:
+        self.bases, self.deep, self.root = bases, deep, root
         self._listings: dict[Path, _Listing] = {}
         self._by_name: dict[str, list[Path]] | None = None
 
@@ -77,18 +79,33 @@ class ImageFolder:
         """Whether one of these names exists: distinguishes an absent folder from missing files."""
         return any(is_safe_name(name) and self._exact([name]) for name in names)
 
+    def plain_name(self, name: str) -> str:
+        """The name of an image within its folder, with slashes, however its path is written."""
+        plain = self._relative(name)
+        slashed = plain.replace("\\", "/").removeprefix("./")
+        if slashed == plain or not is_safe_name(plain):
+            return plain
+        image = self.find([plain], "", ProblemLog())
+        has_backslash = isinstance(image, FileImage) and "\\" in image.path.name
+        return plain if has_backslash else slashed
+
     def _folders(self) -> tuple[str, ...]:
         return tuple(str(base) for base in self.bases) or ("no folder",)
 
     def _relative(self, name: str) -> str:
-        """An absolute path inside one of the folders, relative to it; other names unchanged."""
-        if not os.path.isabs(name):
-            return name
+        """A path that leads into one of the folders, relative to it; other names unchanged."""
+        if self.root is not None and _UP.match(name):
+            path = os.path.join(os.path.abspath(self.root), name.replace("\\", "/"))
+            return self._below_base(os.path.normpath(path)) or name
+        return (self._below_base(name) if os.path.isabs(name) else None) or name
+
+    def _below_base(self, path: str) -> str | None:
+        """The part of an absolute path below one of the folders; None if it is in none of them."""
         for base in self.bases:
             root = os.path.join(os.path.abspath(base), "")
-            if name.startswith(root) and len(name) > len(root):
-                return name[len(root) :]
-        return name
+            if path.startswith(root) and len(path) > len(root):
+                return path[len(root) :]
+        return None
 
     def _exact(self, names: Sequence[str]) -> Path | None:
         for base in self.bases:
@@ -115,7 +132,7 @@ class ImageFolder:
             return []
         if self._by_name is None:
             self._by_name = defaultdict(list)
-            for path in _files_below(self.bases):
+            for path in files_below(self.bases):
                 self._by_name[_folded(path.name)].append(path)
         for name in names:
             if paths := self._by_name.get(_folded(PurePosixPath(name.replace("\\", "/")).name)):
@@ -166,7 +183,7 @@ def _variants(name: str, base: Path) -> Iterator[str]:
         yield rest
 
 
-def _files_below(bases: Sequence[Path]) -> Iterator[Path]:
+def files_below(bases: Sequence[Path]) -> Iterator[Path]:
     """The images in folders and their subfolders, each once; links to folders are not followed."""
     seen: set[str] = set()
     listed = 0
@@ -207,17 +224,18 @@ def image_folder(
         chosen = Path(option)
         if not chosen.is_dir():
             log.fatal("missing-file", chosen, "no such image folder")
-        return ImageFolder([chosen], deep)
-    return ImageFolder([root / name for name in candidates if (root / name).is_dir()], deep)
+        return ImageFolder([chosen], deep, root)
+    return ImageFolder([root / name for name in candidates if (root / name).is_dir()], deep, root)
 
 
 def short_names(names: Sequence[str]) -> list[str]:
-    """Names of images, each without its ending if no other then has the same.
+    """Names of images, each without its ending if no other name is then the same.
 
     >>> short_names(["a/dog.jpg", "cat.jpg", "cat.png"])
     ['a/dog', 'cat.jpg', 'cat.png']
     """
-    stems, whole = Counter(map(_stem, names)), set(names)
+    whole = set(names)
+    stems = Counter(map(_stem, whole))
     return [
         stem if stems[stem] == 1 and (stem == name or stem not in whole) else name
         for name, stem in zip(names, map(_stem, names), strict=True)

@@ -16,7 +16,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Literal
 
 from counterfoil.core.errors import DataError
 from counterfoil.core.storage.reading import LINES_BYTES, read_bytes
@@ -40,7 +39,7 @@ from counterfoil.data.formats.text_edits import (
     skip_space,
     without_elements,
 )
-from counterfoil.data.formats.text_files import dialect_of, long_fields
+from counterfoil.data.formats.text_files import Dialect, dialect_of, long_fields
 from counterfoil.data.text.words import words
 
 Position = tuple[int, ...]
@@ -217,8 +216,8 @@ def _delimited_edits(copy: TextCopy, by_line: Lines, source: Source) -> Iterator
     starts = line_starts(copy.text)
     lines = [copy.text[a:b] for a, b in pairwise(starts)]
     lines[0] = lines[0].removeprefix("\ufeff")
-    delimiter, quoted = dialect_of(copy.path, lines)
-    records = _records(lines, delimiter, quoted)
+    dialect = dialect_of(copy.path, lines)
+    records = _records(lines, dialect)
     _, _, names = next(records, (0, 0, []))
     header = [name.strip() for name in names]
     columns = _columns(header, source, copy.path)
@@ -234,27 +233,27 @@ def _delimited_edits(copy: TextCopy, by_line: Lines, source: Source) -> Iterator
             yield Edit(starts[first], starts[last], "")
             continue
         raw = "".join(lines[first:last])
-        spans = _cell_spans(raw, delimiter, quoted)
+        spans = _cell_spans(raw, dialect)
         for cell, text in new.items():
             start, end = spans[cell]
-            written = _cell_like(raw[start:end], text, delimiter) if quoted else text
+            written = text
+            if dialect.is_quoted:
+                written = _cell_like(raw[start:end], text, dialect.delimiter)
             yield Edit(starts[first] + start, starts[first] + end, written)
     if left:
         raise LookupError(f"no record starts at line {min(left)}")
 
 
-def _records(
-    lines: Sequence[str], delimiter: str, quoted: bool
-) -> Iterator[tuple[int, int, list[str]]]:
-    """(first line, end line, fields) of every record."""
-    quoting: Literal[0, 3] = csv.QUOTE_MINIMAL if quoted else csv.QUOTE_NONE
-    reader = csv.reader(lines, delimiter=delimiter, quoting=quoting, strict=True)
-    first = 0
+def _records(lines: Sequence[str], dialect: Dialect) -> Iterator[tuple[int, int, list[str]]]:
+    """(first line, end line, fields) of every record, the header first."""
+    first = dialect.header
     with long_fields():
+        reader = dialect.reader(lines)
         for fields in reader:
+            end = dialect.header + reader.line_num
             if fields:
-                yield first, reader.line_num, fields
-            first = reader.line_num
+                yield first, end, fields
+            first = end
 
 
 def _columns(names: Sequence[str], source: Source, path: Path) -> Columns:
@@ -313,14 +312,14 @@ def _caption_numbers(values: Sequence[object]) -> list[int]:
 _QUOTED_CELL = re.compile(r'"[^"]*(?:""[^"]*)*"')
 
 
-def _cell_spans(raw: str, delimiter: str, quoted: bool) -> list[Span]:
+def _cell_spans(raw: str, dialect: Dialect) -> list[Span]:
     """Where the cells of a record are in its text."""
     end = len(raw.rstrip("\r\n"))
     spans: list[Span] = []
     start = 0
     while True:
-        match = _QUOTED_CELL.match(raw, start) if quoted else None
-        stop = match.end() if match else raw.find(delimiter, start, end)
+        match = _QUOTED_CELL.match(raw, start) if dialect.is_quoted else None
+        stop = match.end() if match else raw.find(dialect.delimiter, start, end)
         stop = end if stop < 0 else stop
         spans.append((start, stop))
         if stop == end:

@@ -228,12 +228,12 @@ class _Groups:
     def items(self, folder: ImageFolder) -> list[Item]:
         self._join_images()
         self._join_spellings(folder)
-        images = [*{group.image: None for group in self.groups if group.image and not group.id}]
-        names = dict(zip(images, short_names(images), strict=True))
+        plain = {g.image: folder.plain_name(g.image) for g in self.groups if g.image and not g.id}
+        names = dict(zip(plain, short_names([*plain.values()]), strict=True))
         items = []
         for group in self.groups:
             name = group.image or ""
-            image_id = group.id or names.get(name, name)
+            image_id = group.id or names[name]
             split = group.split or ""
             item = Item(image_id, split, group.captions, group.file, group.line, group.lines)
             if len(set(group.files)) > 1:

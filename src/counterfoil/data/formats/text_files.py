@@ -10,8 +10,10 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from counterfoil.core.storage.reading import (
     JSON_BYTES,
@@ -24,8 +26,12 @@ from counterfoil.core.storage.reading import read_lines as bounded_lines
 from counterfoil.data.formats.parquet import Row, read_parquet
 from counterfoil.data.pairs import ProblemLog
 
+if TYPE_CHECKING:
+    from _csv import Reader
+
 EXTRAS = "extras"
 _FIELD_LIMIT = LINE_BYTES
+_QUOTE_ADVICE = "; put a text with the separator in it in quotes"
 
 
 def read_raw_lines(path: Path, log: ProblemLog) -> Iterator[tuple[int, str]]:
@@ -156,73 +162,89 @@ def _read_json_lines(path: Path, log: ProblemLog) -> Iterator[Row]:
             log.fatal("bad-json", f"{path}:{number}", "expected an object")
 
 
-def _read_csv(path: Path, log: ProblemLog) -> Iterator[Row]:
-    lines = [line for _, line in read_raw_lines(path, log)]
-    yield from _delimited(path, lines, log, delimiter=_delimiter(lines), quoted=True)
+@dataclass(frozen=True)
+class Dialect:
+    """How a delimited table is written; ``header`` is the index of the line with the columns."""
+
+    delimiter: str
+    is_quoted: bool = True
+    header: int = 0
+
+    def reader(self, lines: Sequence[str]) -> Reader:
+        """A reader of the records from the header on; it counts lines from the header, too."""
+        quoting: Literal[0, 3] = csv.QUOTE_MINIMAL if self.is_quoted else csv.QUOTE_NONE
+        return csv.reader(
+            islice(lines, self.header, None),
+            delimiter=self.delimiter,
+            quoting=quoting,
+            strict=True,
+        )
 
 
-def _delimiter(lines: list[str]) -> str:
-    return max(",;\t|", key=(lines[0] if lines else "").count)
+def dialect_of(path: Path, lines: list[str]) -> Dialect:
+    """The dialect of a table's lines. Fields of a TSV are quoted unless that cannot be read.
 
-
-def dialect_of(path: Path, lines: list[str]) -> tuple[str, bool]:
-    """Delimiter of a table's lines, and whether its fields can be quoted."""
+    Excel takes the separator from a first line such as ``sep=;``, which is no row of the table.
+    """
+    stated = _SEPARATOR_LINE.fullmatch(lines[0].strip("\r\n")) if lines else None
+    rows = range(int(stated is not None), len(lines))
+    header = next((number for number in rows if lines[number].strip("\r\n")), len(lines))
     if path.suffix.lower() != ".tsv":
-        return _delimiter(lines), True
+        first = lines[header] if header < len(lines) else ""
+        return Dialect(stated[1] if stated else max(",;\t|", key=first.count), header=header)
+    quoted = Dialect(stated[1] if stated else "\t", header=header)
     trial = ProblemLog()
-    for _ in _delimited(path, lines, trial, delimiter="\t", quoted=True):
+    for _ in _delimited(path, lines, trial, quoted):
         pass
-    return "\t", not trial.problems
+    return replace(quoted, is_quoted=not trial.problems)
 
 
-def _read_tsv(path: Path, log: ProblemLog) -> Iterator[Row]:
-    """Tab-separated values with quoting, or without if that fails."""
+_SEPARATOR_LINE = re.compile(r'"?sep=([^\w"])"?[,;\t|]*', re.IGNORECASE)
+
+
+def _read_delimited(path: Path, log: ProblemLog) -> Iterator[Row]:
     lines = [line for _, line in read_raw_lines(path, log)]
-    trial = ProblemLog()
-    rows = list(_delimited(path, lines, trial, delimiter="\t", quoted=True))
-    if trial.problems:
-        yield from _delimited(path, lines, log, delimiter="\t", quoted=False)
-    else:
-        yield from rows
+    yield from _delimited(path, lines, log, dialect_of(path, lines))
 
 
-def _delimited(
-    path: Path, lines: list[str], log: ProblemLog, *, delimiter: str, quoted: bool
-) -> Iterator[Row]:
-    if quoted:
-        reader = csv.reader(lines, delimiter=delimiter, strict=True)
-    else:
-        reader = csv.reader(lines, delimiter=delimiter, quoting=csv.QUOTE_NONE, strict=True)
+def _delimited(path: Path, lines: list[str], log: ProblemLog, dialect: Dialect) -> Iterator[Row]:
     header: list[str] | None = None
     with long_fields():
-        start = 1
+        reader = dialect.reader(lines)
+        start = dialect.header + 1
         while True:
             try:
                 fields = next(reader)
             except StopIteration:
                 return
             except csv.Error as error:
-                line, message = reader.line_num, f"not readable ({error})"
-                if quoted and (fault := _quote_fault(lines, start, line, delimiter)):
+                line, message = dialect.header + reader.line_num, f"not readable ({error})"
+                if "new-line character" in str(error):
+                    message = (
+                        "a line ends in CR alone; save the file with the line ends LF or CR LF"
+                    )
+                if dialect.is_quoted and (
+                    fault := _quote_fault(lines, start, line, dialect.delimiter)
+                ):
                     line, message = fault
                 log.fatal("bad-row", f"{path}:{line}", message)
-                start = reader.line_num + 1
+                start = dialect.header + reader.line_num + 1
                 continue
             if header is None:
                 header = [name.strip() for name in fields]
                 counts = Counter(filter(None, header))
                 if twice := next((name for name, count in counts.items() if count > 1), None):
-                    log.fatal("bad-row", f"{path}:1", f"names the column '{twice}' twice")
+                    log.fatal("bad-row", f"{path}:{start}", f"names the column '{twice}' twice")
             elif fields and len(fields) != len(header):
                 log.fatal(
                     "bad-row",
                     f"{path}:{start}",
                     f"{len(fields)} fields, but the header names {len(header)} columns"
-                    + ("; put a text with the separator in it in quotes" if quoted else ""),
+                    + (_QUOTE_ADVICE if dialect.is_quoted else ""),
                 )
             elif fields:
                 yield start, dict(zip(header, fields, strict=True))
-            start = reader.line_num + 1
+            start = dialect.header + reader.line_num + 1
 
 
 def _quote_fault(lines: list[str], start: int, end: int, delimiter: str) -> tuple[int, str] | None:
@@ -264,9 +286,9 @@ def long_fields() -> Iterator[None]:
 
 
 READERS: dict[str, Callable[[Path, ProblemLog], Iterator[Row]]] = {
-    ".csv": _read_csv,
-    ".txt": _read_csv,
-    ".tsv": _read_tsv,
+    ".csv": _read_delimited,
+    ".txt": _read_delimited,
+    ".tsv": _read_delimited,
     ".jsonl": _read_json_lines,
     ".ndjson": _read_json_lines,
     ".parquet": read_parquet,
