@@ -158,6 +158,8 @@ def test_what_cannot_be_scored_is_refused_with_a_reason(
 def test_a_batch_size_below_one_is_refused(model, photo) -> None:
     with pytest.raises(ArgumentError, match="batch_size: expected at least 1, got 0"):
         model.score(photo, TEXTS, batch_size=0)
+    with pytest.raises(ArgumentError, match=r"batch_size: expected at least 1, got 1\.5"):
+        model.score(photo, TEXTS, batch_size=1.5)
 
 
 def test_a_model_of_precomputed_features_says_that_it_reads_no_pixels(model, photo) -> None:
@@ -350,6 +352,20 @@ def test_evaluate_wants_one_split(model, pairs) -> None:
     with pytest.raises(ArgumentError, match=r"expected one split, such as pairs.train, got Pairs"):
         cf.evaluate(model, pairs)
     assert cf.evaluate(model, pairs.test, bootstrap=0) is not None
+
+
+def test_models_and_pairs_of_the_wrong_type_are_refused_with_what_was_given(
+    model, pairs, tmp_path
+) -> None:
+    for given in (None, "runs/a", [model, "runs/a"]):
+        with pytest.raises(ArgumentError, match="evaluate: expected a model or several"):
+            cf.evaluate(given, pairs.test)
+    with pytest.raises(ArgumentError, match=r"train: expected a model .* got 'runs/a'"):
+        cf.train("runs/a", pairs, folder=tmp_path)
+    with pytest.raises(ArgumentError, match=r"train: expected all pairs .* got Split\('train'"):
+        cf.train(model, pairs.train, folder=tmp_path)
+    with pytest.raises(ArgumentError, match=r"create: expected all pairs .* got Split\('train'"):
+        cf.create("naaf", pairs.train)
 
 
 def test_load_says_what_it_tried(tmp_path) -> None:

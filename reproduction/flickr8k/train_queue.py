@@ -48,11 +48,13 @@ from dataclasses import dataclass
 from functools import cache
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import yaml
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from counterfoil.cli.reproduce import _plan, _Request
+from counterfoil.core.errors import CounterfoilError
 from counterfoil.core.progress import Silent
 from counterfoil.reproduce.artifact import Sweep
 from counterfoil.reproduce.collect import collect
@@ -69,6 +71,38 @@ END_SECONDS = 10.0
 """Time for all processes to end, which takes long if many of them share a GPU."""
 STORE_SECONDS = 20.0
 """Results are stored this often, so that a machine that goes away takes few of them along."""
+
+
+class Entry(BaseModel):
+    """An entry of the queue; a misspelt key would silently train the runs of whole tables."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str
+    store: Path
+    data: str = "scenes"
+    published: str | None = None
+    scale: Literal["full", "smoke"] = "full"
+    seeds: int = Field(3, ge=1)
+    rows: list[str] = []
+    overrides: list[str] = []
+    tuned: list[Path] = []
+    values: list[Any] | None = None
+    climb: bool = False
+
+
+def read_entries(path: Path) -> list[Entry]:
+    """The entries of a queue; ends the program with what is wrong with them."""
+    try:
+        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
+        return TypeAdapter(list[Entry]).validate_python(tree)
+    except (OSError, yaml.YAMLError) as error:
+        raise SystemExit(f"{path}: {error}") from None
+    except ValidationError as error:
+        lines = [
+            f"{'.'.join(map(str, one['loc'])) or '(top)'}: {one['msg']}" for one in error.errors()
+        ]
+        raise SystemExit(f"{path}: " + "\n  ".join(lines)) from None
 
 
 class Wanted(NamedTuple):
@@ -97,36 +131,39 @@ class Queue:
         self.ranks: dict[str, int] = {}
         self.plans: list[tuple[Plan, ResultCache]] = []
         self.climbing: set[int] = set()
-        for rank, entry in enumerate(yaml.safe_load(path.read_text(encoding="utf-8"))):
+        for rank, entry in enumerate(read_entries(path)):
             self._read(rank, entry, out)
 
-    def _read(self, rank: int, entry: dict[str, Any], out: Path) -> None:
+    def _read(self, rank: int, entry: Entry, out: Path) -> None:
         request = _Request(
-            entry.get("data", "scenes"),
-            entry.get("published"),
-            entry.get("scale", "full"),
-            int(entry.get("seeds", 3)),
-            tuple(entry.get("overrides", [])),
-            tuple(map(Path, entry.get("tuned", []))),
+            entry.data,
+            entry.published,
+            entry.scale,
+            entry.seeds,
+            tuple(entry.overrides),
+            tuple(entry.tuned),
         )
-        plan, order = _plan(entry["name"], request, entry.get("rows", []), out)
-        store = Path(entry["store"])
-        known = read_stored(store / stored_name(plan))
+        try:
+            plan, order = _plan(entry.name, request, entry.rows, out)
+        except CounterfoilError as error:
+            raise SystemExit(f"{entry.name}: {error}") from None
+        known = read_stored(entry.store / stored_name(plan))
         if isinstance(plan.artifact, Sweep):
             plan = make_plan(with_tried(plan.artifact, known), plan.settings, plan.out)
-        stored = ResultCache(store, plan, order)
+        elif entry.climb or entry.values is not None:
+            raise SystemExit(f"{entry.name}: values and climb are for sweeps, and this is none")
+        stored = ResultCache(entry.store, plan, order)
         stored.skip_known()
         self.plans.append((plan, stored))
-        values = entry.get("values")
         selected = None
-        if values is not None and isinstance(plan.artifact, Sweep):
+        if entry.values is not None and isinstance(plan.artifact, Sweep):
             points = plan.artifact.points
-            selected = {point.title for point in points if point.value in values}
-            unknown = set(values) - {point.value for point in points}
+            selected = {point.title for point in points if point.value in entry.values}
+            unknown = set(entry.values) - {point.value for point in points}
             if unknown:
-                raise SystemExit(f"{entry['name']}: no such value of the sweep: {sorted(unknown)}")
+                raise SystemExit(f"{entry.name}: no such value of the sweep: {sorted(unknown)}")
         self._want(rank, plan, selected)
-        if entry.get("climb"):
+        if entry.climb:
             self.climbing.add(rank)
             if known is not None:
                 self._climb(rank, plan, known)

@@ -210,6 +210,7 @@ def create(name: str, pairs: Pairs, *, seed: int = 0, **options: Any) -> Model:
 
     from counterfoil.models.warm_start import start_from
 
+    _require_pairs("create", pairs)
     torch.manual_seed(seed)
     config = build_config({"model": {"name": name, **options}}, f"create('{name}')").model
     model = create_model(config, pairs.train)
@@ -244,6 +245,11 @@ def train(
             "train: objective: expected a name or a mapping of options, such as "
             f"{{'selhn': {{'margin': 0.3}}}}, got {short_repr(objective)}"
         )
+    if not isinstance(model, Model):
+        raise ArgumentError(
+            f"train: expected a model that create or load made, got {short_repr(model)}"
+        )
+    _require_pairs("train", pairs)
     bars = as_progress(True if progress is None else progress)
     sections: dict[str, Any] = {
         key: settings.pop(key) for key in ("data", "evaluation", "seed") if key in settings
@@ -288,6 +294,14 @@ def train(
             dev = pairs[config.evaluation.split]
             on_first_process(lambda: _measure(config, folder, dev, model.device, bars))
         return result
+
+
+def _require_pairs(function: str, given: object) -> None:
+    if not isinstance(given, Pairs):
+        raise ArgumentError(
+            f"{function}: expected all pairs of a data set, as load_pairs returns them, "
+            f"got {short_repr(given)}"
+        )
 
 
 def _check_data_keys(data: Any) -> None:

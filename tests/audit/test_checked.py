@@ -142,7 +142,7 @@ def test_a_table_may_name_images_by_their_files(named, image, tmp_path) -> None:
     split = Split("train", list(files), [["a dog"]] * len(files), pixels)
     labels = table(tmp_path, f"image,text,wrong\n{named},a dog,1\n")
     if image is None:
-        with pytest.raises(DataError, match=r"not among the audited ones.*Images are named 'z', 'p/y' …"):
+        with pytest.raises(DataError, match="Images are named 'z', 'p/y' …"):
             read_checked(labels, [split])
     else:
         assert read_checked(labels, [split]).splits == {"train": {list(files).index(image): True}}

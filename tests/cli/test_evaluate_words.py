@@ -27,6 +27,16 @@ def test_methods_are_compared_printed_and_stored(run, cache, tmp_path) -> None: 
     assert left == {method for method in methods if "replacement" not in method}
 
 
+def test_a_note_says_which_rows_a_missing_language_model_leaves_out(cache) -> None:
+    asked = ["evaluate-words", "scenes-naaf", "--data", "scenes", "--foils", "truth"]
+    few = ["--option", "images=[0,4,4]", "--max-captions", 3, "--dev-captions", 3]
+    result = runner.invoke(
+        app, [str(word) for word in (*asked, *few, "--bootstrap", 0, "--cache", cache)]
+    )
+    assert result.exit_code == 0, result.exception
+    assert "no rows with surprise or replacement" in " ".join(result.output.split())
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

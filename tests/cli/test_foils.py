@@ -121,11 +121,17 @@ def test_any_matcher_trains_with_the_file(run, pairs, cache, tmp_path) -> None:
         (["dog " * 201], ConfigError, "201 words, at most 200"),
         ([], ConfigError, "--out"),
         (["a dog", "--kinds", "nuon"], ConfigError, "did you mean 'noun'"),
+        (["a dog", "--masking", "words"], ConfigError, "--masking: no effect, because rules"),
     ],
 )
 def test_what_makes_no_sense_is_refused_in_words(words_asked, error, message) -> None:
     with pytest.raises(error, match=message):
         invoke("foils", *words_asked)
+
+
+def test_a_model_does_not_choose_among_kinds_of_rules(run) -> None:
+    with pytest.raises(ConfigError, match="--kinds: no effect, because a model writes"):
+        invoke("foils", run, "photo.png", "a dog", "--kinds", "noun")
 
 
 def test_a_model_that_cannot_write_is_refused(pairs, tmp_path, cache) -> None:

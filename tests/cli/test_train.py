@@ -38,6 +38,13 @@ def test_json_names_the_split_and_a_warmup_as_long_as_the_run_is_a_warning(tmp_p
     assert "warning: train.schedule.warmup_steps=500: the learning rate rises to the end" in said
 
 
+def test_nothing_is_trained_if_nothing_is_named(tmp_path) -> None:
+    result = CliRunner().invoke(app, ["train", "--out", str(tmp_path / "run")])
+    assert isinstance(result.exception, ConfigError)
+    assert "name a recipe, such as scenes/naaf" in str(result.exception)
+    assert not (tmp_path / "run").exists()
+
+
 def test_an_option_without_effect_is_refused_before_any_work(tmp_path) -> None:
     result = train(tmp_path, "train.schedule.factor=0.5")
     assert isinstance(result.exception, ConfigError)

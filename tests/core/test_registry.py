@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from counterfoil.core.errors import ArgumentError, ConfigError
+from counterfoil.core.errors import ArgumentError, ConfigError, UnknownNameError
 from counterfoil.core.registry import Registry
 from counterfoil.core.zoo import resolve
 from counterfoil.encoders import image_encoders, poolings
@@ -46,6 +46,15 @@ def test_a_class_without_options_is_registered_as_it_is() -> None:
     build = Part.__init__
     assert parts.register("part")(Part).__init__ is build
     assert isinstance(parts.create("part", {}), Part)
+
+
+def test_a_name_that_is_like_no_other_may_be_one_of_a_module_that_was_not_imported() -> None:
+    shapes: Registry[type] = Registry("shape")
+    shapes.register("square")(type("Square", (), {}))
+    with pytest.raises(UnknownNameError, match=r"did you mean 'square'\? \(known: square\)$"):
+        shapes["sqare"]
+    with pytest.raises(UnknownNameError, match=r"known: square.*counterfoil --import MODULE"):
+        shapes["top-regions"]
 
 
 def test_none_is_named_if_an_option_takes_it() -> None:

@@ -77,6 +77,28 @@ def test_a_sweep_trains_the_values_that_are_named(script, tmp_path) -> None:
         script.Queue(path, tmp_path / "runs")
 
 
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        ({"row": ["hard"]}, r"queue\.yaml: 0\.row: Extra inputs are not permitted"),
+        ({"rows": "hard"}, r"0\.rows: Input should be a valid list"),
+        ({"seeds": 0}, r"0\.seeds: Input should be greater than or equal to 1"),
+        ({"climb": True}, "values and climb are for sweeps, and this is none"),
+        ({"rows": ["soft"]}, r"table\.yaml: --rows soft: no row of .* matches"),
+        ({"store": None}, r"0\.store: Input is not a valid path"),
+    ],
+    ids=str,
+)
+def test_entries_that_cannot_mean_what_they_say_are_refused(
+    entry, message, script, tmp_path
+) -> None:
+    path = write_queue(tmp_path, {"name": "table.yaml", **entry})
+    with pytest.raises(SystemExit, match=message):
+        script.Queue(path, tmp_path / "runs")
+    with pytest.raises(SystemExit, match="No such file"):
+        script.Queue(tmp_path / "missing.yaml", tmp_path / "runs")
+
+
 def run(queue: Path, *options: str) -> subprocess.CompletedProcess[str]:
     folder = queue.parent
     return subprocess.run(

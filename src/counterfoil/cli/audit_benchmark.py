@@ -151,8 +151,8 @@ def benchmark(
       counterfoil audit benchmark
       counterfoil audit benchmark --scale smoke --noise random --seed 0
       counterfoil audit benchmark --model scenes-naaf --split test
-      counterfoil audit benchmark --data lite2-36 --recipe flickr8k/gpo --folds 1 --folds 3 \\
-        --rate 0.4 --rate 0.05 train.optimizer.lr=3e-3
+      counterfoil audit benchmark --data lite2-36 --recipe flickr8k/gpo \\
+        --folds 1 --folds 3 --rate 0.4 --rate 0.05 train.optimizer.lr=3e-3
       counterfoil audit benchmark --data lite2-36 --split dev --model photos-vse \\
         --rate 0.4 --rate 0.1 --seed 10 --seed 11 --tune-lemon
     """

@@ -114,6 +114,11 @@ def evaluate_words(
         for name in (dev, split):
             _check_same(run, pairs[run][name], first[name])
     language = _language(captions, first, foils)
+    if language is None:
+        bars.say(
+            "note: too few training captions for a language model: no rows with surprise or "
+            "replacement; --captions FILE names others"
+        )
     make = _maker(foils, first, source, language, device, cache, bars)
     unique = len({run.name for run in runs}) == len(runs)
     table = compare_methods(

@@ -25,8 +25,15 @@ if TYPE_CHECKING:
 
 Method = Literal["rules", "model"]
 
+ONLY_FOR: dict[Method, tuple[str, ...]] = {
+    "rules": ("kinds",),
+    "model": ("masks", "samples", "temperature", "masking", "extractor", "batch_size"),
+}
+"""Options that have an effect with one method only."""
+
 
 def foils(
+    context: typer.Context,
     what: Annotated[
         list[str] | None,
         typer.Argument(
@@ -105,6 +112,7 @@ def foils(
         "objective={hardest: 1, foils: {weight: 0.5, source: foils.jsonl}}"
     """
     request = _parse(list(what or []), method, data, out, cache)
+    _refuse_useless(context, request.method)
     if out is not None and out.exists() and not overwrite:
         raise ConfigError(f"{out}: already exists; replace it with --overwrite, or change --out")
     source = DataChoice(data, format, option, cache, quiet=as_json)
@@ -139,6 +147,16 @@ def foils(
             request, source, split or "train", out, options, seed, batch_size, device
         )
         _report(counts, out, as_json)
+
+
+def _refuse_useless(context: typer.Context, method: Method) -> None:
+    """Refuse options of the other method, which would be ignored."""
+    other: Method = "model" if method == "rules" else "rules"
+    options = {parameter.name: parameter.opts[0] for parameter in context.command.params}
+    useless = [options[name] for name in ONLY_FOR[other] if opt.given(context, name)]
+    if useless:
+        author = "rules write these foils" if method == "rules" else "a model writes these foils"
+        raise ConfigError(f"{', '.join(useless)}: no effect, because {author} (see --method)")
 
 
 @dataclass(frozen=True)

@@ -34,8 +34,9 @@ def train(
     recipe: Annotated[
         str | None,
         typer.Argument(
-            help="Recipe: a name (`counterfoil recipes` lists them) or a YAML file. With --resume "
-            "it may also be the run folder.",
+            help="Recipe: a name (`counterfoil recipes` lists them) or a YAML file. Without one, "
+            "overrides change the default settings (`--show-config` prints them). With --resume it "
+            "may also be the run folder.",
             autocompletion=complete_recipe,
         ),
     ] = None,
@@ -132,6 +133,10 @@ def _plan(
     recipe, overrides, out = _split_arguments(recipe, overrides, out, resume)
     if resume and out is None and recipe is None and not overrides:
         out = _latest_unfinished()
+    if not resume and not show and recipe is None and not overrides:
+        raise ConfigError(
+            "nothing to train: name a recipe, such as scenes/naaf (counterfoil recipes lists them)"
+        )
     folder = out or RUNS / _slug(recipe, overrides)
     saved = folder / "config.yaml"
     if resume and not saved.is_file() and recipe is None:

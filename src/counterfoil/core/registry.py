@@ -52,6 +52,12 @@ def import_own(modules: list[str]) -> None:
             own_modules.append(module)
 
 
+IF_OWN = (
+    "if it is your own, import the module that registers it (counterfoil --import MODULE, or "
+    "import it in Python)"
+)
+"""Advice on a name that is not registered."""
+
 MAX_NUMBER = 2**32
 """Largest absolute value of an option; only seeds come near it."""
 
@@ -92,9 +98,10 @@ class Registry(Generic[T]):
 
     def __getitem__(self, name: str) -> T:
         if name not in self._entries:
+            hint = nearest(name, self._entries)
             raise UnknownNameError(
-                f"unknown {self.kind} '{name}'{nearest(name, self._entries)} "
-                f"(known: {', '.join(sorted(self._entries))})"
+                f"unknown {self.kind} '{name}'{hint} (known: {', '.join(sorted(self._entries))})"
+                + ("" if hint else f"; {IF_OWN}")
             )
         return self._entries[name]
 

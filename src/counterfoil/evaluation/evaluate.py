@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from counterfoil.core.errors import ArgumentError, ConfigError, DataError
 from counterfoil.core.progress import Progress
+from counterfoil.core.registry import short_repr
 from counterfoil.data.pairs import Pairs, Split
 from counterfoil.evaluation.extended import ExtendedPositives
 from counterfoil.evaluation.ranks import (
@@ -56,12 +57,17 @@ def evaluate(
     ``standardize`` divides each model's scores by their standard deviation before averaging.
     ``identical_captions`` says how captions of several images count (see `retrieval`).
     """
-    from counterfoil.scoring.encode import score_split  # imports torch
+    from counterfoil.models.model import Model  # both import torch
+    from counterfoil.scoring.encode import score_split
 
     _require_split(split)
     models = list(model) if isinstance(model, Sequence) else [model]
     if not models:
         raise ConfigError("nothing to evaluate: no model given")
+    if not all(isinstance(one, Model) for one in models):
+        raise ArgumentError(
+            f"evaluate: expected a model or several, as load returns them, got {short_repr(model)}"
+        )
     results = [score_split(one, split, batch_size, progress) for one in models]
     return report_scores(
         results,

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from counterfoil.core.config import DataConfig, ModelConfig
 from counterfoil.core.errors import ArgumentError, ConfigError, DataError
 from counterfoil.core.progress import Progress, as_progress
-from counterfoil.core.registry import Registry
+from counterfoil.core.registry import Registry, short_repr
 from counterfoil.core.tensors.device import MemoryGuard
 from counterfoil.core.tensors.modes import eval_mode
 from counterfoil.data.batches.collate import ImageBatch, TextBatch, pad_fragments, pad_texts
@@ -231,8 +231,8 @@ class Model(nn.Module):
         progress: Progress | bool | None,
     ) -> Encoded:
         """Encoded items on the CPU, in order; ``encode`` gets the start of each batch."""
-        if batch_size < 1:
-            raise ArgumentError(f"batch_size: expected at least 1, got {batch_size}")
+        if not isinstance(batch_size, (int, np.integer)) or batch_size < 1:
+            raise ArgumentError(f"batch_size: expected at least 1, got {short_repr(batch_size)}")
         starts = range(0, count, batch_size)
         steps = as_progress(progress).track(starts, title, len(starts))
         with eval_mode(self):

@@ -30,6 +30,7 @@ from counterfoil.core.errors import (
     MissingExtraError,
     UnknownNameError,
 )
+from counterfoil.core.registry import IF_OWN
 from counterfoil.core.storage.atomic import atomic_folder, scratch_folder
 from counterfoil.core.storage.checksums import SUMS, check_sum, check_sums, read_sums, write_sums
 from counterfoil.core.storage.reading import open_regular, read_text
@@ -177,9 +178,8 @@ def from_pretrained(folder: str | Path) -> Model:
     except (CheckpointError, DataError, MissingExtraError):
         raise
     except UnknownNameError as error:
-        raise CheckpointError(
-            f"{folder / CONFIG}: {error}; if it is your own, import the module that registers it"
-        ) from None
+        advice = "" if IF_OWN in str(error) else f"; {IF_OWN}"
+        raise CheckpointError(f"{folder / CONFIG}: {error}{advice}") from None
     except Exception as error:  # a forged config may fail in any part of a model
         reason = " ".join(str(error).split()) or type(error).__name__
         raise CheckpointError(f"{folder / CONFIG}: damaged ({reason[:300]})") from None
