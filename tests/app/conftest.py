@@ -159,6 +159,8 @@ def audit(tmp_path_factory, pairs) -> Path:
     ]
     lines = "".join(found.to_json(indent=None) + "\n" for found in findings)
     (folder / "findings.jsonl").write_text(lines, encoding="utf-8")
+    notes = ["<b>a note</b>", *(f"note {number}" for number in range(2, 5))]
+    (folder / "summary.json").write_text(json.dumps({"notes": notes}), encoding="utf-8")
     return folder
 
 

@@ -376,6 +376,9 @@ def test_the_audit_strikes_wrong_words_and_shows_hostile_text_as_text(page) -> N
     assert browser.text(".finding s") == "red"
     assert browser.text(".finding ins") == "brown"
     assert "<img src=x" in browser.text(".findings")
+    assert browser.text(".notes summary") == "4 notes on this audit"
+    browser.click(".notes summary")  # folded, so that the findings stay in sight
+    assert "<b>a note</b>" in browser.text(".notes details[open]")
     browser.js("document.querySelector('.tag[href*=wrong-words]').click()")
     browser.wait("document.querySelectorAll('.finding').length === 2")
     browser.click(".finding .caption a")

@@ -5,6 +5,7 @@ import { codePointSlice, h, image, link, say, signed, strip } from "./dom.js";
 import { review } from "./review.js";
 
 const PAGE = 20, AWAITED = 1000;
+const FEW_NOTES = 2; // more are folded, so that the findings stay in sight
 const SECTIONS = { suspicious: "Suspicious", "near-duplicates": "Near-duplicates" };
 const STATES = { open: "Open", decided: "Decided", all: "All" };
 const EMPTY = { open: "Every finding is decided.", decided: "Nothing is decided yet.", all: "There are no findings." };
@@ -60,6 +61,7 @@ export async function auditView(place, params) {
   }, text, count != null && h("b", {}, count.toLocaleString("en")));
   const many = page.total === 1 ? "caption" : isReview ? "captions" : "different captions";
   const what = many + (isReview ? ", " : ". ");
+  const notes = page.notes.map((note) => h("p", { class: "hint" }, note));
   const empty = EMPTY[page.review.findings ? state : "all"];
   place.append(
     h("h1", {}, "Captions to look at"),
@@ -72,7 +74,8 @@ export async function auditView(place, params) {
         page.reasons.map((one) => tag(one.name, { reason: one.sign }, one.sign === reason, one.count))),
     ] : []),
     h("div", { class: "notes" },
-      [[page.total.toLocaleString("en"), " ", what, HINTS[section]], ...page.notes].map((note) => h("p", { class: "hint" }, note))),
+      h("p", { class: "hint" }, page.total.toLocaleString("en"), " ", what, HINTS[section]),
+      notes.length > FEW_NOTES ? h("details", {}, h("summary", {}, `${notes.length} notes on this audit`), notes) : notes),
     page.findings.length ? list : h("p", { class: "empty" }, isReview ? empty : "There are none."), more);
   say(`${page.total} findings`);
   return reviewing?.listen();
