@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 import torch
 
+from counterfoil.audit import Decision, DecisionLog
+from counterfoil.audit.decisions import CaptionKey
 from counterfoil.cli import app
 from counterfoil.cli.audit import TOO_MANY_CODE
 from counterfoil.core.config import build_config
@@ -361,6 +363,47 @@ def test_other_forms_of_data_are_audited(run, pairs, tmp_path, form) -> None:
     command = ["audit", run, tmp_path / "data", "--split", "test", "--out", tmp_path / "out"]
     told = json.loads(invoke(*command, "--cache", tmp_path / "cache", "--json"))
     assert told["captions"] == 60
+
+
+@pytest.fixture
+def photos_without_splits(pairs, tmp_path):
+    """A table of captions without splits, beside its images."""
+    (tmp_path / "images").mkdir()
+    with (tmp_path / "captions.csv").open("w", newline="") as file:
+        table = csv.writer(file)
+        table.writerow(["image", "caption"])
+        for split in pairs:
+            for image, texts, pixels in zip(split.ids, split.captions, split.pixels, strict=True):
+                open_image(pixels).save(tmp_path / "images" / f"{image}.png")
+                table.writerows([f"{image}.png", text] for text in texts)
+    return tmp_path / "captions.csv"
+
+
+def test_data_without_splits_are_audited_whole_by_a_model_that_has_no_run(
+    run, pairs, photos_without_splits, tmp_path
+) -> None:
+    photos = photos_without_splits
+    common = ("--cache", tmp_path / "cache", "--json", "--threshold", 0.01)
+    out = tmp_path / "whole"
+    told = json.loads(invoke("audit", run / "best", photos, "--out", out, *common))
+    captions = sum(len(split.texts) for split in pairs)
+    assert [(one["split"], one["captions"]) for one in told["splits"]] == [("all", captions)]
+    one = lines_of(out)[0]
+    key = CaptionKey(one["split"], one["image"], one["caption"], one["text"])
+    DecisionLog(out).append(Decision.on(key, "discard", "ann"))
+    invoke("audit", "export", out, "--out", tmp_path / "corrected.csv")
+    rows = [path.read_text().splitlines() for path in (photos, tmp_path / "corrected.csv")]
+    assert set(rows[1]) < set(rows[0])
+    assert len(rows[1]) == captions
+    # of a run, some of the images may be training images: its splits stay apart
+    for model, more, names in (
+        (run, (), ["train", "dev", "test"]),
+        (run / "best", ("--split", "dev"), ["dev"]),
+    ):
+        told = json.loads(
+            invoke("audit", model, photos, "--out", tmp_path / "parts", *more, *common)
+        )
+        assert [one["split"] for one in told["splits"]] == names
 
 
 def test_human_judgements_are_correlated_with_scores(run, pairs, cache, tmp_path) -> None:

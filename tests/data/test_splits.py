@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from counterfoil.core.errors import DataError
-from counterfoil.data.formats.base import hashed_splits, normalized_split
-from counterfoil.data.pairs import Pairs, Split
-from counterfoil.data.splits import choose_dev, read_dev_split, save_dev_split, with_dev_split
+from counterfoil.data.formats.base import HASHED, hashed_splits, normalized_split
+from counterfoil.data.images import FileImage
+from counterfoil.data.pairs import Pairs, Problem, Severity, Split
+from counterfoil.data.splits import (
+    choose_dev,
+    read_dev_split,
+    save_dev_split,
+    undivided,
+    with_dev_split,
+)
 
 
 def data(ids: list[str], **others: list[str]) -> Pairs:
@@ -23,6 +31,28 @@ def data(ids: list[str], **others: list[str]) -> Pairs:
 
 def names(count: int) -> list[str]:
     return [f"photo-{number}" for number in range(count)]
+
+
+def test_images_without_stated_splits_can_be_read_as_one_split() -> None:
+    pixels = [FileImage(Path(f"{number}.png")) for number in range(4)]
+    train = Split("train", ["a", "b"], [["one"], ["two", "three"]], pixels[:2])
+    test = Split("test", ["c", "d"], [["four"], []], pixels[2:], extras=[{"x": 1}, {}])
+    hashed = Problem(HASHED, Severity.NOTE, "captions.csv", "no split is stated")
+    other = Problem("empty-caption", Severity.SKIP, "captions.csv:2", "no text")
+    pairs = Pairs("photos", {"train": train, "test": test}, [hashed, other])
+    whole = undivided(pairs)
+    assert whole.problems == [other]
+    (split,) = whole
+    assert (split.name, list(split.ids)) == ("all", ["a", "b", "c", "d"])
+    assert split.texts == ["one", "two", "three", "four"]
+    assert list(split.pixels) == pixels
+    assert list(split.extras) == [{}, {}, {"x": 1}, {}]
+    for stated in (
+        replace(pairs, problems=[other]),
+        replace(pairs, splits={"train": train, "test": replace(test, pixels=None)}),
+        replace(pairs, splits={"train": train}),
+    ):
+        assert undivided(stated) is stated
 
 
 def test_about_five_percent_are_set_aside_with_all_their_captions() -> None:

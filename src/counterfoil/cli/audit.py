@@ -171,7 +171,9 @@ def check(
     check_report_folder(out, None if pairs is None or is_named(pairs, format) else Path(pairs))
     source = DataChoice(pairs, format, option, cache, quiet=as_json)
     wanted = [*split, *filter(None, [trusted])] if split else None
-    bars, data = source.progress, source.read(run, wanted)
+    # a run may have been trained on some of the images: only its own splits tell them apart
+    whole = not split and trusted is None and run_config(run) is None
+    bars, data = source.progress, source.read(run, wanted, whole=whole)
     model = load_model(run, device)
     say_fallback(bars, [model])
 
@@ -179,7 +181,7 @@ def check(
         """The same images with the features of another run."""
         config = run_config(run) if pairs is None else None
         if config is None:
-            return source.read(folder, wanted)
+            return source.read(folder, wanted, whole=whole)
         own = config.data
         return data_for_run(folder, own.source, own.format, own.options, cache, bars, wanted)
 

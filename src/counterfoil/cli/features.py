@@ -93,7 +93,7 @@ def features(
     from counterfoil.core.parts import AUTO, Part
     from counterfoil.core.storage.atomic import check_folder_target
     from counterfoil.data.convert import DATA_SET_FILES
-    from counterfoil.data.formats.base import HASHED
+    from counterfoil.data.formats.base import HASHED, PARTLY_HASHED
     from counterfoil.data.formats.table import UNRELATED
     from counterfoil.features.build import build_features, check_choices, default_backbone
     from counterfoil.features.parts import extract_part
@@ -114,7 +114,7 @@ def features(
     check_folder_target(out, overwrite=again, replaceable=DATA_SET_FILES)
     data = _read(pairs, format, options, cache, bars)
     for problem in data.problems:
-        if problem.kind == HASHED:
+        if problem.kind in (HASHED, PARTLY_HASHED):
             bars.say(f"note: {problem.message}")
         elif problem.kind == UNRELATED:
             bars.say(f"note: {problem}")

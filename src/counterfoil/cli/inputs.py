@@ -119,16 +119,22 @@ class DataChoice:
         return progress(self.quiet)
 
     def read(
-        self, run: Path, splits: Collection[str] | None = None, *, photos: bool = False
+        self,
+        run: Path,
+        splits: Collection[str] | None = None,
+        *,
+        photos: bool = False,
+        whole: bool = False,
     ) -> Pairs:
         """All splits, with the features that the run reads; of named data, those of ``splits``.
 
-        With ``photos``, the data may be a folder of images without captions.
+        With ``photos``, the data may be a folder of images without captions. With ``whole``, named
+        data that state no splits are one split.
         """
         from counterfoil.training.run_data import data_for_run
 
         given = (self.data, self.format, self.options, self.cache, self.progress)
-        return data_for_run(run, *given, splits, photos=photos)
+        return data_for_run(run, *given, splits, photos=photos, whole=whole)
 
     def read_image(
         self, run: Path, model: Model, image: str, split: str | None = None

@@ -20,7 +20,7 @@ from counterfoil.core.errors import ConfigError, DataError
 from counterfoil.core.storage.atomic import write_atomically
 from counterfoil.core.storage.reading import read_text
 from counterfoil.data.duplicates import Looks, find_look_alikes, spoken
-from counterfoil.data.formats.base import hash_of, least_images
+from counterfoil.data.formats.base import HASHED, hash_of, least_images
 from counterfoil.data.pairs import Pairs, Problem, ProblemLog, Severity, Split
 
 DEFAULT_DEV_SHARE = 0.05
@@ -34,6 +34,30 @@ _NESTED = (
     {"dev", "devall"},
     {"val", "valall"},
 )  # COCO: 1K within 5K
+
+
+WHOLE = "all"
+"""Name of the split of `undivided`."""
+
+
+def undivided(pairs: Pairs) -> Pairs:
+    """All images as one split, if the data state no splits and have no features; else the same."""
+    splits = list(pairs)
+    hashed = any(problem.kind == HASHED for problem in pairs.problems)
+    if not hashed or len(splits) < 2 or any(split.pixels is None for split in splits):
+        return pairs
+    extras = [
+        split.extras if split.extras is not None else [{} for _ in split.ids] for split in splits
+    ]
+    whole = Split(
+        WHOLE,
+        ids=[image for split in splits for image in split.ids],
+        captions=[texts for split in splits for texts in split.captions],
+        pixels=[image for split in splits for image in split.pixels or ()],
+        extras=[own for part in extras for own in part],
+    )
+    notes = [problem for problem in pairs.problems if problem.kind != HASHED]
+    return replace(pairs, splits={WHOLE: whole}, problems=notes)
 
 
 def lacks_dev(pairs: Pairs) -> bool:

@@ -37,6 +37,7 @@ from counterfoil.data.splits import (
     lacks_dev,
     read_dev_split,
     shuffled_captions,
+    undivided,
     with_dev_split,
     with_noise_index,
 )
@@ -346,11 +347,13 @@ def data_for_run(
     splits: Collection[str] | None = None,
     *,
     photos: bool = False,
+    whole: bool = False,
 ) -> Pairs:
     """The named data, or those of the run, with fragments by the run's extractor.
 
     With ``splits``, other splits of named data have no fragments: extracting them takes longest.
-    With ``photos``, the data may be a folder of images without captions.
+    With ``photos``, the data may be a folder of images without captions. With ``whole``, named data
+    that state no splits are one split.
     """
     model_folder(run)
     config = run_config(run)
@@ -370,6 +373,8 @@ def data_for_run(
         if problem.kind == UNRELATED:
             progress.say(f"note: {problem}")
     model, dev_ids = load_model(run, "cpu"), read_dev_split(run)
+    if whole:
+        pairs = undivided(pairs)
     wanted = pairs if splits is None else _only(pairs, splits, dev_from_train=bool(dev_ids))
     _check_width(model, wanted, run)
     extracted = with_fragments(

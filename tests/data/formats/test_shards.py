@@ -37,7 +37,7 @@ def test_the_split_is_that_of_the_record_else_of_the_file_else_a_hash(tmp_path):
     assert {s.name: list(s.ids) for s in pairs} == {"val": ["b"], "testall": ["a"]}
     assert pairs.dev is pairs["val"]
     write_tar(tmp_path / "more.tar", sample("c", ["z"]))
-    assert kinds(load_pairs(tmp_path).problems) == {"hashed-split"}
+    assert kinds(load_pairs(tmp_path).problems) == {"partly-hashed-split"}
 
 
 def test_shard_ten_comes_after_shard_two(tmp_path):

@@ -8,7 +8,13 @@ from dataclasses import replace
 from itertools import combinations
 
 from counterfoil.core.printable import is_encodable
-from counterfoil.data.formats.base import HASHED, Draft, Item, in_order
+from counterfoil.data.formats.base import (
+    HASHED,
+    PARTLY_HASHED,
+    Draft,
+    Item,
+    in_order,
+)
 from counterfoil.data.formats.image_files import is_plain_name
 from counterfoil.data.fragments import FragmentTable
 from counterfoil.data.images import MissingImage
@@ -47,7 +53,8 @@ def assemble(draft: Draft, log: ProblemLog, *, drop: bool) -> Pairs:
 
 def may_lack(name: str, problems: Sequence[Problem]) -> bool:
     """Whether a split may be empty: dev or test, if hashing the ids chose its images."""
-    return name in ("dev", "test") and any(problem.kind == HASHED for problem in problems)
+    hashed = (HASHED, PARTLY_HASHED)
+    return name in ("dev", "test") and any(problem.kind in hashed for problem in problems)
 
 
 def _all_unusable(items: list[Item]) -> str:

@@ -100,8 +100,9 @@ named_sources: Registry[Callable[..., Pairs]] = Registry("named data set")
 # Splits: their order, and the split of images whose source states none.
 
 ORDER = ("train", "restval", "dev", "val", "valid", "validation", "test", "testall")
-HASHED = "hashed-split"
-"""Kind of the note that images without a stated split were split by a hash of their id."""
+HASHED, PARTLY_HASHED = "hashed-split", "partly-hashed-split"
+"""Kinds of the note that all images, or some, state no split and were split by a hash of their
+id."""
 _IN_NAME = re.compile(
     r"(?<![a-z])(train|dev|val|valid|validation|testall|test)(?:2014|2015|2017)?(?![a-z])", re.I
 )
@@ -202,7 +203,7 @@ def set_splits(
         item.split = split
     if hashed:
         log.note(
-            HASHED,
+            HASHED if hashed == len(items) else PARTLY_HASHED,
             where,
             f"no split is stated for {hashed} of {len(items)} images; they are split 80/10/10 "
             "into train, dev and test by a hash of the id",
