@@ -154,6 +154,23 @@ def test_mistakes_are_told_before_the_work(table, tmp_path) -> None:
     assert not (tmp_path / "cache").exists()
 
 
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [((), "interrupted; repeat the command to continue"), (("--no-cache",), "interrupted")],
+)
+def test_an_interrupted_extraction_says_whether_it_goes_on(
+    table, tmp_path, monkeypatch, options, said
+) -> None:
+    def stop(*_, **__) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("counterfoil.features.build.build_features", stop)
+    asked = ["features", str(table), "--out", str(tmp_path / "out"), *options]
+    result = runner.invoke(app, [*asked, "--cache", str(tmp_path / "cache")])
+    assert result.exit_code == 130
+    assert result.stderr.splitlines()[-1] == said
+
+
 def test_a_folder_that_cannot_be_written_is_refused_before_the_data_are_read(
     table, tmp_path, monkeypatch
 ) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -23,15 +21,14 @@ from counterfoil.cli.output import (
     print_table,
     say_fallback,
 )
-from counterfoil.cli.signals import ENDED_BY
+from counterfoil.cli.signals import interruptible
 from counterfoil.core.errors import ConfigError
 from counterfoil.core.storage.reading import read_text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator
+    from collections.abc import Callable
 
     from counterfoil.audit import Audit, Corrector, Summary
-    from counterfoil.core.progress import Progress
     from counterfoil.data.pairs import Pairs, Problem, Split
     from counterfoil.models.model import Model
 
@@ -204,7 +201,7 @@ def check(
     checkpoints = {one.name: out / f".{one.name}.scored" for one in splits}
     # refused now, not after an hour of scoring
     with locked_folder(out, "writing an audit there", "wait for it, or choose another --out"):
-        with _interruptible(bars, checkpoints.values()):
+        with interruptible(bars, lambda: any(path.is_file() for path in checkpoints.values())):
             limits = None
             if clean is not None and false_alarms is not None:
                 reference = audit_split(model, clean, examined=examine, progress=bars)
@@ -291,19 +288,6 @@ def _source(run: Path, choice: DataChoice) -> dict[str, Any] | None:
         return None
     data = config.data
     return DataSource(data.source, data.format, data.options).as_dict()
-
-
-@contextmanager
-def _interruptible(bars: Progress, checkpoints: Collection[Path]) -> Iterator[None]:
-    """If interrupted inside, say whether the same command would continue."""
-    try:
-        yield
-    except (KeyboardInterrupt, SystemExit) as error:
-        resumable = any(path.is_file() for path in checkpoints)
-        bars.say("interrupted; repeat the command to continue" if resumable else "interrupted")
-        if isinstance(error, SystemExit):
-            raise
-        raise typer.Exit(ENDED_BY[signal.SIGINT]) from None
 
 
 def _correctors(

@@ -13,6 +13,7 @@ import typer
 import counterfoil.cli.options as opt
 from counterfoil.cli.inputs import parse_options
 from counterfoil.cli.output import print_json, print_left_out, print_line, progress
+from counterfoil.cli.signals import interruptible
 
 if TYPE_CHECKING:
     from counterfoil.core.progress import Progress
@@ -119,7 +120,8 @@ def features(
         elif problem.kind == UNRELATED:
             bars.say(f"note: {problem}")
     how: dict[str, Any] = {"device": device, "workers": workers, "overwrite": overwrite}
-    with opt.part_processes(part) as first:
+    keeps_what_is_done = part is not None or not no_cache
+    with opt.part_processes(part) as first, interruptible(bars, lambda: keeps_what_is_done):
         if part is not None:
             extract = partial(extract_part, data, out, backbone=name, options=backbone_options)
             bars = progress(quiet=as_json or not first)

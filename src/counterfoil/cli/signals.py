@@ -9,15 +9,32 @@ import os
 import signal
 import sys
 import threading
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, NoReturn
+
+import typer
 
 if TYPE_CHECKING:
     from sys import UnraisableHookArgs
 
+    from counterfoil.core.progress import Progress
+
 
 ENDED_BY = {signal.SIGINT: 130, signal.SIGTERM: 143}
 """Exit codes."""
+
+
+@contextmanager
+def interruptible(bars: Progress, can_continue: Callable[[], bool]) -> Iterator[None]:
+    """If interrupted inside, say whether the same command would continue."""
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit) as error:
+        bars.say("interrupted; repeat the command to continue" if can_continue() else "interrupted")
+        if isinstance(error, SystemExit):
+            raise
+        raise typer.Exit(ENDED_BY[signal.SIGINT]) from None
 
 
 def end_on_sigterm() -> None:
