@@ -285,6 +285,28 @@ def test_an_image_has_one_id_however_its_path_is_written(tmp_path, written):
     assert list(load_pairs(folder).train.ids) == ["sub/a"]
 
 
+@pytest.mark.parametrize("stored", ["a.png", "b.png"])
+@pytest.mark.parametrize("written", ["./a.png", r".\a.png", "{folder}/a.png"])
+def test_captions_of_one_image_are_together_however_its_path_is_written(tmp_path, written, stored):
+    write_images(tmp_path, [stored, "c.png"])
+    names = ["c.png", "a.png", written.format(folder=tmp_path)]
+    rows = [(name, f"a dog {number}", "train") for number, name in enumerate(names)]
+    write_table(tmp_path, "csv", rows)
+    pairs = load_pairs(tmp_path)
+    captions = dict(zip(pairs.train.ids, map(list, pairs.train.captions), strict=True))
+    together = {"a": ["a dog 1", "a dog 2"]} if stored == "a.png" else {}
+    assert captions == {"c": ["a dog 0"], **together}
+
+
+@pytest.mark.skipif(os.sep != "/", reason="file names have no backslashes there")
+def test_a_folder_whose_name_has_a_backslash_is_no_folder_in_another_one(tmp_path):
+    names = [r"d\e/a.png", "d/e/a.png"]
+    for name in names:
+        write_images((tmp_path / name).parent, ["a.png"])
+    write_table(tmp_path, "csv", [(name, "a dog", "train") for name in names])
+    assert list(load_pairs(tmp_path).train.ids) == [r"d\e/a", "d/e/a"]
+
+
 @pytest.mark.skipif(os.sep != "/", reason="file names have no backslashes there")
 def test_a_backslash_in_the_name_of_a_file_stays_in_its_id(tmp_path):
     write_images(tmp_path, [r"a\b.png"])

@@ -81,12 +81,12 @@ class ImageFolder:
 
     def plain_name(self, name: str) -> str:
         """The name of an image within its folder, with slashes, however its path is written."""
-        plain = self._relative(name)
+        plain = self._relative(name).removeprefix("./")
         slashed = plain.replace("\\", "/").removeprefix("./")
         if slashed == plain or not is_safe_name(plain):
             return plain
         image = self.find([plain], "", ProblemLog())
-        has_backslash = isinstance(image, FileImage) and "\\" in image.path.name
+        has_backslash = isinstance(image, FileImage) and image.path.as_posix().endswith(plain)
         return plain if has_backslash else slashed
 
     def _folders(self) -> tuple[str, ...]:
