@@ -14,8 +14,8 @@
 # Tune before tables, and models by themselves before guided ones and 'gpo-aoq', which learn from their runs: a
 # rate that changes later changes what is known, and it is trained again.
 #
-# The numbers in docs/results/flickr8k/ were made with MORE="train.precision=bf16", rates with fewer epochs (method.md there
-# says how many). Runs with other settings, or by code that computed otherwise, do not count as known and are trained again.
+# The numbers in docs/results/flickr8k/ were made with MORE="train.precision=bf16 …" (method.md there has the commands).
+# Runs with other settings, or by code that computed otherwise, do not count as known and are trained again.
 #
 # SHARDS=. WORK=flickr8k RESULTS=docs/results DATA=lite2-36 SEEDS=3 JOBS=1 LANES=1 SCALE=full LIMIT=400
 # (seconds until training stops, which leaves time to measure; 0: none), MORE="train.device=cuda …" overrides of every run.

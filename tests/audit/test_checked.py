@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -134,10 +135,17 @@ def test_a_table_of_captions_with_labels_beside_them_is_read(tmp_path) -> None:
         ("other/z.jpg", None),
         ("y.jpg", None),
         ("a", "a"),
+        ("Images/Z.JPG", "z"),
+        ("../images/z.jpg", "z"),
+        ("/photos/images/z.jpg", "z"),
+        ("cafe\u0301.png", "e"),
+        ("D.png", "d"),
+        ("../", None),
     ],
 )
 def test_a_table_may_name_images_by_their_files(named, image, tmp_path) -> None:
     files = {"z": "images/z.jpg", "p/y": "images/p/y.jpg", "q/y": "images/q/y.jpg", "a": "a.png"}
+    files |= {"e": "caf\u00e9.png", "d": "D.png", "small d": "d.png"}
     pixels = [FileImage(Path("/photos", file)) for file in files.values()]
     split = Split("train", list(files), [["a dog"]] * len(files), pixels)
     labels = table(tmp_path, f"image,text,wrong\n{named},a dog,1\n")
@@ -146,6 +154,25 @@ def test_a_table_may_name_images_by_their_files(named, image, tmp_path) -> None:
             read_checked(labels, [split])
     else:
         assert read_checked(labels, [split]).splits == {"train": {list(files).index(image): True}}
+
+
+def test_files_that_are_named_alike_in_many_folders_are_found_without_comparing_all(
+    tmp_path,
+) -> None:
+    count, reads = 100, Counter()
+
+    class Photo(FileImage):
+        def __getattribute__(self, name):
+            reads[name] += 1
+            return super().__getattribute__(name)
+
+    pixels = [Photo(Path("/photos", str(number), "0.jpg")) for number in range(count)]
+    split = Split("train", list(map(str, range(count))), [["a dog"]] * count, pixels)
+    rows = "".join(f"{number}/0.jpg,a dog,1\n" for number in range(count))
+    labels = table(tmp_path, f"image,text,wrong\n{rows}")
+    reads.clear()
+    assert len(read_checked(labels, [split]).splits["train"]) == count
+    assert reads["path"] < 10 * count
 
 
 @pytest.mark.parametrize(

@@ -89,6 +89,11 @@ def test_labels_that_are_reversed_are_pointed_out() -> None:
     assert right_way.agreement > 0.8
     assert "reversed" not in right_way.note()
     assert "are the labels reversed?" in reversed_labels.note()
+    unrelated = np.random.default_rng(1)
+    few = [
+        learn_weights(deviations, unrelated.random(1000) < 0.5, first(20)).note() for _ in range(50)
+    ]
+    assert sum("reversed" in note for note in few) <= 2
 
 
 def test_separable_and_missing_values_give_finite_weights() -> None:

@@ -7,12 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path, PurePosixPath
+from posixpath import normpath
 from typing import Any
 
 from counterfoil.audit.decisions import LOG, CaptionKey, DecisionLog
 from counterfoil.audit.findings import unescape_formula
 from counterfoil.core.errors import DataError
 from counterfoil.data.formats.base import normalized_split
+from counterfoil.data.formats.image_files import folded
 from counterfoil.data.formats.text_files import READERS, read_rows
 from counterfoil.data.images import FileImage, ImageRef
 from counterfoil.data.pairs import ProblemLog, Split
@@ -90,11 +92,11 @@ class _Index:
         self.keys: set[CaptionKey] = set()
         self.splits = {split.name for split in splits}
         self._ids = dict.fromkeys(image for split in splits for image in split.ids)
-        self._files: dict[str, dict[str, ImageRef]] = defaultdict(dict)
+        self._files = _Files()
         for split in splits:
             number = 0
             for image, ref in zip(split.ids, split.pixels or (), strict=False):
-                self._files[ref.name][image] = ref
+                self._files.add(image, ref)
             for image, captions in zip(split.ids, split.captions, strict=True):
                 for own, text in enumerate(captions):
                     self.by_text[image, text].append((split.name, number))
@@ -123,19 +125,42 @@ class _Index:
 
     def _image_id(self, name: str) -> str:
         """The id of an image that is named by its id or its file, as the user's tables name it."""
-        if name in self._ids:
-            return name
-        path = PurePosixPath(name.replace("\\", "/"))
-        named = self._files.get(path.name, {}).items()
-        images = [image for image, ref in named if len(path.parts) == 1 or _ends(ref, path)]
-        return images[0] if len(images) == 1 else name
+        return name if name in self._ids else self._files.find(name) or name
 
 
-def _ends(image: ImageRef, path: PurePosixPath) -> bool:
-    """Whether the path of an image ends with another one; always true of images without a path."""
-    if not isinstance(image, FileImage):
-        return True
-    return image.path.parts[-len(path.parts) :] == path.parts or image.path == Path(path)
+class _Files:
+    """Finds images by the last parts of the paths of their files, such as ``images/a.jpg``."""
+
+    def __init__(self) -> None:
+        self._files: list[tuple[str, ImageRef]] = []
+        self._by_end: dict[tuple[int, bool], dict[tuple[str, ...], set[str]]] = {}
+
+    def add(self, image: str, ref: ImageRef) -> None:
+        self._files.append((image, ref))
+
+    def find(self, name: str) -> str | None:
+        """The id of the only image with this file, exactly or in another case or Unicode form."""
+        path = PurePosixPath(normpath(name.replace("\\", "/")))
+        parts = tuple(part for part in path.parts if part != "..")
+        for is_folded in (False, True) if parts else ():
+            end = tuple(map(folded, parts)) if is_folded else parts
+            by_end = self._ends(len(end), is_folded)
+            images = by_end.get(end, set()) | by_end.get(("", end[-1]), set())
+            if len(images) == 1:
+                return next(iter(images))
+        return None
+
+    def _ends(self, length: int, is_folded: bool) -> dict[tuple[str, ...], set[str]]:
+        """Images by the last parts of their paths; those without a path by ``("", name)``."""
+        if (length, is_folded) not in self._by_end:
+            by_end = self._by_end[length, is_folded] = defaultdict(set)
+            for image, ref in self._files:
+                whole: tuple[str, ...] = ("", ref.name)
+                if isinstance(ref, FileImage):
+                    whole = PurePosixPath(ref.path.as_posix()).parts
+                end = whole[-length:] if length > 1 else (ref.name,)
+                by_end[tuple(map(folded, end)) if is_folded else end].add(image)
+        return self._by_end[length, is_folded]
 
 
 def _has_decisions(path: Path) -> bool:

@@ -12,6 +12,7 @@ moves away from its default only as far as the checked captions say so.
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -40,8 +41,8 @@ and 100: smaller ones made rankings worse with 50 checked captions and exchanged
 MIN_OF_EACH = 5
 """Right and wrong captions below which the default weights stay; chosen on the same split."""
 
-MIN_AGREEMENT = 0.35
-"""Agreement below which labels are likely reversed: the right ones look like errors."""
+REVERSED_FROM = 2.5
+"""Deviations of chance by which agreement is below one half if labels are likely reversed."""
 
 INTERCEPT_STRENGTH = 0.01
 STEPS, TOLERANCE = 100, 1e-9
@@ -66,6 +67,16 @@ class SignWeights:
         doubts = _known(deviations) @ np.array([self.weights[sign] for sign in WEIGHED_SIGNS])
         return evidence(Scale.of_usual(doubts).z(doubts), WHOLE_CENTER)
 
+    def _look_reversed(self) -> bool:
+        """Whether captions marked right are more suspicious than those marked wrong, beyond chance.
+
+        By the Mann-Whitney test: few labels, or those of a review, are often below one half.
+        """
+        if self.agreement is None:
+            return False
+        chance = math.sqrt((self.right + self.wrong + 1) / (12 * self.right * self.wrong))
+        return self.agreement < 0.5 - REVERSED_FROM * chance
+
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
 
@@ -82,7 +93,7 @@ class SignWeights:
             for sign, weight in self.weights.items()
         )
         note = f"weights of signs learned from {captions}, default in parentheses: {each}"
-        if self.agreement is not None and self.agreement < MIN_AGREEMENT:
+        if self._look_reversed():
             note += (
                 ". Captions marked wrong look less suspicious than those marked right: are the "
                 "labels reversed?"

@@ -133,6 +133,13 @@ def test_a_first_line_may_state_the_separator_for_excel_or_be_empty(tmp_path, na
         load_pairs(tmp_path)
 
 
+@pytest.mark.parametrize("stated", [b'sep=\r"', b'"sep=\r"'])
+def test_an_end_of_line_is_no_separator(tmp_path, stated):
+    (tmp_path / "captions.csv").write_bytes(stated + b"\nimage,caption\na.png,a dog\n")
+    with pytest.raises(DataError, match="bad-row"):
+        load_pairs(tmp_path)
+
+
 def test_a_table_with_the_line_ends_of_old_macs_is_refused_with_what_to_do(tmp_path):
     (tmp_path / "captions.csv").write_bytes(b"image,caption\ra.png,a dog\r")
     with pytest.raises(DataError, match=r"captions.csv:1: .*save the file with the line ends LF"):
@@ -278,6 +285,28 @@ def test_an_image_has_one_id_however_its_path_is_written(tmp_path, written):
     assert list(load_pairs(folder).train.ids) == ["sub/a"]
 
 
+@pytest.mark.parametrize("stored", ["a.png", "b.png"])
+@pytest.mark.parametrize("written", ["./a.png", r".\a.png", "{folder}/a.png"])
+def test_captions_of_one_image_are_together_however_its_path_is_written(tmp_path, written, stored):
+    write_images(tmp_path, [stored, "c.png"])
+    names = ["c.png", "a.png", written.format(folder=tmp_path)]
+    rows = [(name, f"a dog {number}", "train") for number, name in enumerate(names)]
+    write_table(tmp_path, "csv", rows)
+    pairs = load_pairs(tmp_path)
+    captions = dict(zip(pairs.train.ids, map(list, pairs.train.captions), strict=True))
+    together = {"a": ["a dog 1", "a dog 2"]} if stored == "a.png" else {}
+    assert captions == {"c": ["a dog 0"], **together}
+
+
+@pytest.mark.skipif(os.sep != "/", reason="file names have no backslashes there")
+def test_a_folder_whose_name_has_a_backslash_is_no_folder_in_another_one(tmp_path):
+    names = [r"d\e/a.png", "d/e/a.png"]
+    for name in names:
+        write_images((tmp_path / name).parent, ["a.png"])
+    write_table(tmp_path, "csv", [(name, "a dog", "train") for name in names])
+    assert list(load_pairs(tmp_path).train.ids) == [r"d\e/a", "d/e/a"]
+
+
 @pytest.mark.skipif(os.sep != "/", reason="file names have no backslashes there")
 def test_a_backslash_in_the_name_of_a_file_stays_in_its_id(tmp_path):
     write_images(tmp_path, [r"a\b.png"])
@@ -410,6 +439,25 @@ def test_an_absolute_name_inside_the_folder_is_read_and_one_outside_is_not(tmp_p
     write_table(tmp_path / "photos", "csv", [(str(tmp_path / "other" / "b.png"), "x", "train")])
     with pytest.raises(DataError, match="unsafe-path"):
         load_pairs(tmp_path / "photos")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        " ../b.png",
+        "\t../b.png",
+        " {folder}/b.png",
+        "\u3000{folder}/b.png",
+        "tables/{folder}/b.png",
+        "./tables/{folder}/b.png",
+    ],
+)
+def test_no_spelling_of_a_name_leads_out_of_the_folder(tmp_path, name):
+    write_images(tmp_path / "tables", ["a.png"])
+    write_images(tmp_path, ["b.png"])
+    rows = [("a.png", "a dog", "train"), (name.format(folder=tmp_path), "x", "train")]
+    write_table(tmp_path / "tables", "csv", rows)
+    assert [image.name for image in load_pairs(tmp_path / "tables").train.pixels] == ["a.png"]
 
 
 def test_a_name_that_several_folders_have_is_not_guessed(tmp_path):

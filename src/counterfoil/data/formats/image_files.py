@@ -1,4 +1,4 @@
-"""Find image files by name in folders, and write images to files; names with `..` are refused.
+"""Find image files by name in folders, and write images to files; names that lead out are refused.
 
 Tables often come from other machines. A name is therefore also found with another case or ending,
 in a subfolder, or if it begins with the folder's own name.
@@ -81,12 +81,12 @@ class ImageFolder:
 
     def plain_name(self, name: str) -> str:
         """The name of an image within its folder, with slashes, however its path is written."""
-        plain = self._relative(name)
+        plain = self._relative(name).removeprefix("./")
         slashed = plain.replace("\\", "/").removeprefix("./")
         if slashed == plain or not is_safe_name(plain):
             return plain
         image = self.find([plain], "", ProblemLog())
-        has_backslash = isinstance(image, FileImage) and "\\" in image.path.name
+        has_backslash = isinstance(image, FileImage) and image.path.as_posix().endswith(plain)
         return plain if has_backslash else slashed
 
     def _folders(self) -> tuple[str, ...]:
@@ -133,9 +133,9 @@ class ImageFolder:
         if self._by_name is None:
             self._by_name = defaultdict(list)
             for path in files_below(self.bases):
-                self._by_name[_folded(path.name)].append(path)
+                self._by_name[folded(path.name)].append(path)
         for name in names:
-            if paths := self._by_name.get(_folded(PurePosixPath(name.replace("\\", "/")).name)):
+            if paths := self._by_name.get(folded(PurePosixPath(name.replace("\\", "/")).name)):
                 return paths
         return []
 
@@ -162,25 +162,25 @@ class _Listing:
         if self._folded is None:
             self._folded = defaultdict(list)
             for one in sorted(self.names):
-                stem, ending = os.path.splitext(_folded(one))
+                stem, ending = os.path.splitext(folded(one))
                 if ending in ENDINGS:
-                    self._folded[_folded(one)].append(one)
+                    self._folded[folded(one)].append(one)
                     self._folded[stem].append(one)
-        candidates = self._folded.get(_folded(name), [])
+        candidates = self._folded.get(folded(name), [])
         return candidates[0] if len(candidates) == 1 else None
 
 
-def _folded(name: str) -> str:
+def folded(name: str) -> str:
     """A name in lower case, with accents composed: archives of macOS have them decomposed."""
     return unicodedata.normalize("NFC", name).lower()
 
 
 def _variants(name: str, base: Path) -> Iterator[str]:
+    """Other ways to write a name; those that lead out of the folder are left out."""
     slashed = name.replace("\\", "/").strip()
-    yield slashed
     first, _, rest = slashed.removeprefix("./").partition("/")
-    if rest and first == Path(os.path.abspath(base)).name:
-        yield rest
+    has_prefix = first == Path(os.path.abspath(base)).name
+    return filter(is_safe_name, (slashed, rest) if has_prefix else (slashed,))
 
 
 def files_below(bases: Sequence[Path]) -> Iterator[Path]:
@@ -248,7 +248,7 @@ def spelling_key(name: str) -> str:
     >>> spelling_key("A\\\\Dog.JPG") == spelling_key("a/dog")
     True
     """
-    return _folded(_stem(name.replace("\\", "/")).removeprefix("./"))
+    return folded(_stem(name.replace("\\", "/")).removeprefix("./"))
 
 
 def _stem(name: str) -> str:

@@ -227,8 +227,8 @@ class _Groups:
 
     def items(self, folder: ImageFolder) -> list[Item]:
         self._join_images()
-        self._join_spellings(folder)
         plain = {g.image: folder.plain_name(g.image) for g in self.groups if g.image and not g.id}
+        self._join_spellings(folder, plain)
         names = dict(zip(plain, short_names([*plain.values()]), strict=True))
         items = []
         for group in self.groups:
@@ -247,22 +247,22 @@ class _Groups:
             set_splits(items, self.groups[0].file, self.log, usable)
         return items
 
-    def _join_spellings(self, folder: ImageFolder) -> None:
+    def _join_spellings(self, folder: ImageFolder, plain: Mapping[str, str]) -> None:
         """Group rows that write the name of one file differently, such as P1.JPG and p1.jpg."""
         alike: dict[tuple[str | None, str], list[_Group]] = {}
         for group in self.groups:
             if group.image and not group.id and not group.has_list:
-                alike.setdefault((group.split, spelling_key(group.image)), []).append(group)
+                alike.setdefault((group.split, spelling_key(plain[group.image])), []).append(group)
         joined: set[int] = set()
         for groups in alike.values():
-            firsts: dict[Path, _Group] = {}
+            firsts: dict[Path | str, _Group] = {}
             for group in groups if len(groups) > 1 else ():
-                image = folder.find([group.image or ""], "", ProblemLog())
-                if isinstance(image, FileImage):
-                    first = firsts.setdefault(image.path, group)
-                    if first is not group:
-                        first.add(group)
-                        joined.add(id(group))
+                image = folder.find([name := group.image or ""], "", ProblemLog())
+                file = image.path if isinstance(image, FileImage) else plain[name]
+                first = firsts.setdefault(file, group)
+                if first is not group:
+                    first.add(group)
+                    joined.add(id(group))
         self.groups = [group for group in self.groups if id(group) not in joined]
 
     def _join_images(self) -> None:

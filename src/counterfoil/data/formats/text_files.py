@@ -199,7 +199,7 @@ def dialect_of(path: Path, lines: list[str]) -> Dialect:
     return replace(quoted, is_quoted=not trial.problems)
 
 
-_SEPARATOR_LINE = re.compile(r'"?sep=([^\w"])"?[,;\t|]*', re.IGNORECASE)
+_SEPARATOR_LINE = re.compile(r'"?sep=([^\w"\r\n])"?[,;\t|]*', re.IGNORECASE)
 
 
 def _read_delimited(path: Path, log: ProblemLog) -> Iterator[Row]:
