@@ -94,6 +94,12 @@ def test_a_saved_model_takes_the_data_of_a_run(runs, tmp_path) -> None:
         invoke("guide", "build", tmp_path / "model", "--out", tmp_path / "h", *cache)
 
 
+def test_a_run_that_is_named_twice_is_refused(runs, tmp_path) -> None:
+    again = runs[0].parent / "." / runs[0].name
+    with pytest.raises(ConfigError, match="named twice"):
+        invoke("guide", "build", runs[0], again, "--out", tmp_path / "g", "--cache", tmp_path)
+
+
 def test_what_is_not_there_is_a_clear_error(tmp_path) -> None:
     with pytest.raises(DataError, match="not a guide"):
         invoke("guide", "show", tmp_path)

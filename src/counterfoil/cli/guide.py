@@ -10,6 +10,7 @@ import typer
 import counterfoil.cli.options as opt
 from counterfoil.cli.inputs import check_inputs
 from counterfoil.cli.output import print_json, print_line, print_table, progress
+from counterfoil.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from counterfoil.training.guides.manifest import Manifest
@@ -51,6 +52,9 @@ def build(
       counterfoil train scenes/chan objective.ndgl.guide=guides/ab
     """
     check_inputs(runs)
+    for place, run in enumerate(runs):
+        if run.resolve() in [other.resolve() for other in runs[:place]]:
+            raise ConfigError(f"{run}: named twice; a guide averages different runs")
     from counterfoil.core.tensors.device import choose_device
     from counterfoil.training.guides.build import build_guide
     from counterfoil.training.run_data import shared_train_split
