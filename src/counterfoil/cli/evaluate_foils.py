@@ -27,6 +27,7 @@ OWN = "own"
 
 
 def evaluate_foils(
+    context: typer.Context,
     run: opt.Run,
     foils: Annotated[
         list[str] | None,
@@ -90,6 +91,7 @@ def evaluate_foils(
 
     data_choice = DataChoice(data, format, option, cache, quiet=as_json or markdown)
     bars = data_choice.progress
+    _refuse_useless(context, foils or ["rules"], cache)
     unit: Literal["graph", "word"] = "graph" if masking == "scene-graph" else "word"
     choice = FoilChoice(foils_per_caption, max_captions, seed, masks, samples, temperature, unit)
     model, pairs = load_model(run, device), data_choice.read(run, [split])[split]
@@ -110,6 +112,21 @@ def evaluate_foils(
             judge_foils(model, pairs, made, fluency=fluency, by_kind=by_kind, progress=bars)
         )
     _show(reports, markdown, as_json)
+
+
+MODEL_MADE = ("masks", "samples", "temperature", "masking")
+"""Options of foils that a model writes."""
+
+
+def _refuse_useless(context: typer.Context, sources: list[str], cache: Path) -> None:
+    from counterfoil.evaluation.foils.sets import is_rules
+
+    def is_written(source: str) -> bool:
+        named = resolve(source, cache=cache) if is_pretrained(source) else Path(source)
+        return source == OWN or (not is_rules(source) and named.is_dir())
+
+    if not any(map(is_written, sources)):
+        opt.refuse_useless(context, MODEL_MADE, "no model writes these foils (see --foils)")
 
 
 def _fluency(lm: str | None, model: Model, bars: Progress) -> Fluency | None:

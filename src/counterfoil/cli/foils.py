@@ -152,11 +152,8 @@ def foils(
 def _refuse_useless(context: typer.Context, method: Method) -> None:
     """Refuse options of the other method, which would be ignored."""
     other: Method = "model" if method == "rules" else "rules"
-    options = {parameter.name: parameter.opts[0] for parameter in context.command.params}
-    useless = [options[name] for name in ONLY_FOR[other] if opt.given(context, name)]
-    if useless:
-        author = "rules write these foils" if method == "rules" else "a model writes these foils"
-        raise ConfigError(f"{', '.join(useless)}: no effect, because {author} (see --method)")
+    author = "rules write these foils" if method == "rules" else "a model writes these foils"
+    opt.refuse_useless(context, ONLY_FOR[other], f"{author} (see --method)")
 
 
 @dataclass(frozen=True)

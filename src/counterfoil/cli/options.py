@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -42,6 +42,14 @@ def given(context: typer.Context, name: str) -> bool:
     """Whether the command line, or an environment variable, sets this parameter."""
     source = context.get_parameter_source(name)
     return source is not None and source.name != "DEFAULT"
+
+
+def refuse_useless(context: typer.Context, names: Iterable[str], why: str) -> None:
+    """Refuse options that were given but would have no effect."""
+    flags = {parameter.name: parameter.opts[0] for parameter in context.command.params}
+    useless = [flags[name] for name in names if given(context, name)]
+    if useless:
+        raise ConfigError(f"{', '.join(useless)}: no effect, because {why}")
 
 
 def check_together(context: typer.Context, needs: dict[str, str], excludes: dict[str, str]) -> None:

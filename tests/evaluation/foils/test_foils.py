@@ -464,3 +464,5 @@ def test_the_command_judges_a_run_on_foils_of_several_sources(
     assert "true of the same things" in " ".join(shown.split())
     by_words = json.loads(invoke(*command, "--masking", "words", "--json"))
     assert by_words[0] == told[0]  # rules do not mask
+    with pytest.raises(ConfigError, match="--masks, --samples: no effect, because no model"):
+        invoke(*command[:4], *command[6:])
