@@ -196,6 +196,9 @@ LONGEST = (
     "reproduce/test_columns.py",
     "reproduce/test_examples.py",
     "cli/test_cli.py",
+    "kernels/triton/test_maxsim_training.py",
+    "kernels/test_dispatch.py",
+    "kernels/triton/test_triton_compiling.py",
     "test_api.py",
     "test_layers.py",
 )

@@ -87,7 +87,7 @@ class FalseAlarms:
         return asdict(self)
 
     def notes(self, images: int, surprise: bool) -> list[str]:
-        """Lines for the reader of a report on a split of so many images, with its ``surprise``."""
+        """Lines for the reader of a report on ``images`` images, with or without ``surprise``."""
         lines = [self._thresholds()]
         if max(images, self.images) >= ALIKE_IN_SIZE * min(images, self.images):
             other, rate = ("fewer", "above") if self.images < images else ("more", "below")

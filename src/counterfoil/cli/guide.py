@@ -52,8 +52,8 @@ def build(
       counterfoil train scenes/chan objective.ndgl.guide=guides/ab
     """
     check_inputs(runs)
-    for place, run in enumerate(runs):
-        if run.resolve() in [other.resolve() for other in runs[:place]]:
+    for number, run in enumerate(runs):
+        if run.resolve() in [other.resolve() for other in runs[:number]]:
             raise ConfigError(f"{run}: named twice; a guide averages different runs")
     from counterfoil.core.tensors.device import choose_device
     from counterfoil.training.guides.build import build_guide
