@@ -117,7 +117,7 @@ def check(
         typer.Option(
             help="Captions that you have checked, to learn the weights of the signs from: an audit "
             "folder with decisions, its decisions.jsonl, or a CSV or JSON Lines table with the "
-            "columns image, text and wrong (true or false).",
+            "columns image, text (or caption) and wrong (true or false).",
         ),
     ] = None,
     device: opt.Device = "auto",
@@ -126,10 +126,11 @@ def check(
 ) -> None:
     """Find captions that do not match their image, and the words that are wrong.
 
-    Every split is audited separately. Writes index.html for people, and findings.jsonl,
-    findings.csv and summary.json for programs. If interrupted, repeat the command to continue.
-    Without --corrector, RUN itself suggests corrections if it was trained with tags-dc.
-    Exit code 7: more captions are listed than --fail-above or --max-suspicious allow.
+    Every split is audited separately; data that state no splits are one split for a pretrained
+    model, and are divided as in training for a run. Writes index.html for people, and
+    findings.jsonl, findings.csv and summary.json for programs. If interrupted, repeat the command
+    to continue. Without --corrector, RUN itself suggests corrections if it was trained with
+    tags-dc. Exit code 7: more captions are listed than --fail-above or --max-suspicious allow.
 
     [bold]Examples[/]
 
