@@ -248,12 +248,28 @@ def test_both_directions_of_bfan_share_their_similarities(lengths, products, mon
     assert len(calls) == products
 
 
-def test_blocks_of_images_share_their_similarities_too(monkeypatch) -> None:
+@pytest.mark.parametrize("name", ["bfan-prob", "naaf", "chan-lse", "scan-i2t-lse"])
+def test_blocks_of_images_and_chunks_of_words_give_the_same(name, monkeypatch) -> None:
     monkeypatch.setattr(dispatch, "LARGE_JOB_CELLS", 0)
     monkeypatch.setattr(lane_scoring, "BUFFER", 1)  # one image at a time
+    monkeypatch.setattr(lane_scoring, "STRIDE", 8 * 4)  # groups of up to eight words
+    lengths = (3, 1, 5, 2, 4, 6, 1, 1, 2, 6, 5)
+    chunks = lane_scoring._chunks(interleave(lengths, 4).spans)
+    assert [(one.first, one.last) for one in chunks] == [(0, 2), (2, 3)]
     torch.testing.assert_close(
-        *both_ways("bfan-prob", *sides(7, images=4, lengths=(3, 1, 5, 2, 4))), atol=2e-5, rtol=1e-5
+        *both_ways(name, *sides(7, images=4, lengths=lengths)), atol=2e-5, rtol=1e-5
     )
+
+
+def test_chunks_hold_as_many_groups_as_fit_and_each_group_once(monkeypatch) -> None:
+    monkeypatch.setattr(lane_scoring, "STRIDE", 40)
+    captions = interleave([1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3, 9, 9, 4], 4)
+    chunks = lane_scoring._chunks(captions.spans)
+    groups = [(one.first, one.last) for one in chunks]
+    assert groups == [(0, 3), (3, 4)]
+    assert [(one.start, one.stop) for one in chunks] == [(0, 24), (24, 60)]
+    assert all(one.stop - one.start <= 40 for one in chunks)
+    assert lane_scoring._chunks(()) == []
 
 
 @pytest.mark.parametrize("length", [1.0, 30.0])

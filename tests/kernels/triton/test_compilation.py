@@ -36,21 +36,21 @@ triton.knobs.compilation.listener = noted
 
 def floats(dtype=torch.float32): return torch.zeros(64, dtype=dtype)
 
-def launches(*sizes, images=5):
+def launches(*sizes, first=1):
     arguments = (
         floats(torch.float16), floats(torch.float16), floats(), floats(torch.int32),
         floats(torch.int64), floats(torch.int64), floats(torch.int64), floats(torch.int32),
-        floats(), 1, images, 999, 33, 20.0, 1.0,
+        floats(), first, 999, 33, 20.0, 1.0,
     )
     constants = dict(
         METHOD="scan", HOW="mean", ACTIVATION="leaky", PROB=False, MASKED=False, R=4, BC=32,
-        num_warps=1,
+        STRIDE=256, num_warps=1,
     )
     return [(image_queries, (3, 5), arguments, {"N": size, **constants}) for size in sizes]
 
 compile_together(launches(2, 3, 2))
 print(*compiled)
-compile_together(launches(2, 3, images=16))
+compile_together(launches(2, 3, first=16))
 print(len(compiled))
 """
 

@@ -6,9 +6,9 @@ tile kernels (`launch`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from itertools import groupby
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain, groupby
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from counterfoil.kernels.spec import ENTRIES_PER_LOAD, KernelSpec
-from counterfoil.kernels.triton.compilation import compile_together
+from counterfoil.kernels.triton.compilation import Launch, compile_together
 from counterfoil.kernels.triton.launch import BUFFER, Regions, placed, product, widens
 from counterfoil.kernels.triton.packing import InterleavedCaptions, interleave
 
@@ -30,9 +30,13 @@ WORDS_STEP, MAX_IMAGE_QUERY_WORDS, MOST_REGIONS = 4, 24, 40
 """Image queries: kernels for 4, 8 … 24 words. More regions, or words, take too long to compile and
 too many registers."""
 
+STRIDE = 1 << 15
+"""Words of a chunk. The distance of regions in memory is a compile-time constant, so that loads
+need no arithmetic for their addresses, which was a fifth of all instructions."""
+
 REGISTERS, FROM_REGIONS = 168, 25
-"""Register limit per thread for text queries of SCAN and BFAN, and from how many regions on: three
-programs then share a multiprocessor instead of two. NAAF, and masks, need more registers."""
+"""Register limit per thread for text queries, and from how many regions on: three programs then
+share a multiprocessor instead of two, for a few spilled bytes. With masks more would spill."""
 
 
 @dataclass(frozen=True)
@@ -114,6 +118,20 @@ def _spread(grams: Tensor, captions: InterleavedCaptions, group: int, spec: Kern
     return logits.softmax(-1).nan_to_num(0.0)
 
 
+@dataclass(frozen=True)
+class Chunk:
+    """Consecutive groups of captions, whose similarities are in memory at once."""
+
+    first: int
+    last: int
+    start: int
+    stop: int
+
+    @property
+    def words(self) -> slice:
+        return slice(self.start, self.stop)
+
+
 def thread_per_caption_scores(
     specs: Sequence[KernelSpec], words: InterleavedWords, regions: Regions
 ) -> Tensor:
@@ -131,27 +149,55 @@ def thread_per_caption_scores(
             dtype = torch.float32
         else:
             u, v, shift = _less_boundary(u, v, spec.boundary)
-    size = dtype.itemsize * max(1, per_image * len(u))
+    size = dtype.itemsize * per_image * STRIDE
     rows = max(1, min(images, MAX_IMAGES_PER_LAUNCH, BUFFER // size))
-    buffer = u.new_empty(rows * per_image, len(u), dtype=dtype)
+    sims = u.new_empty(rows * per_image, STRIDE, dtype=dtype)
     triangles = _triangle(regions.gram).float().contiguous()
     longest = max([per_image, *(size for _, size in words.captions.spans)], default=1)
     zeros = torch.zeros(longest + 1, dtype=torch.int32, device=u.device)
-    best = words.norms.new_empty(rows, len(u)) if spec.propagation != "none" else words.norms
-    scores = words.norms.new_zeros(rows, columns) if len(specs) > 1 else total
-    for top in range(0, images if len(u) else 0, rows):
+    best = words.norms.new_empty(rows, STRIDE) if spec.propagation != "none" else words.norms
+    others = [words.norms.new_zeros(rows, columns) for _ in specs[1:]]
+    chunks = _chunks(words.captions.spans)
+    for top in range(0, images, rows):
         block = slice(top, min(top + rows, images))
         part = v[block.start * per_image : block.stop * per_image]
-        sims = product(part, u, buffer[: len(part)])
-        given = sims, words, regions, triangles[block], block, shift, zeros, best
-        for number, each in enumerate(specs):
-            out = total[block] if number == 0 else scores[: block.stop - block.start]
-            _launch(each, *given, out)
+        outs = [total[block], *(scores[: block.stop - block.start] for scores in others)]
+        given = _Block(words, regions, triangles[block], block, sims, best, zeros, shift)
+        launches = [
+            [launch for each, out in zip(specs, outs, strict=True)
+             for launch in given.launches(each, chunk, out)]
+            for chunk in chunks
+        ]  # fmt: skip
+        if top == 0:
+            compile_together(_distinct(chain.from_iterable(launches)))
+        for chunk, of_chunk in zip(chunks, launches, strict=True):
+            own = u[chunk.words]
+            product(part, own, sims[: len(part), : len(own)])
+            for kernel, grid, arguments, constants in of_chunk:
+                kernel[grid](*arguments, **constants)
+        for number, (each, out) in enumerate(zip(specs, outs, strict=True)):
             if each.factor != 1.0:
                 out *= each.factor
             if number > 0:
                 total[block] += out
     return total.index_select(1, words.captions.places)
+
+
+def _chunks(spans: Sequence[tuple[int, int]]) -> list[Chunk]:
+    """As many groups at a time as have at most STRIDE words, padding included."""
+    chunks: list[Chunk] = []
+    for group, (start, size) in enumerate(spans):
+        stop = start + size * WIDTH
+        if chunks and stop - chunks[-1].start <= STRIDE:
+            chunks[-1] = replace(chunks[-1], last=group + 1, stop=stop)
+        else:
+            chunks.append(Chunk(group, group + 1, start, stop))
+    return chunks
+
+
+def _distinct(launches: Iterable[Launch]) -> list[Launch]:
+    """One launch of each kernel with the same constants."""
+    return list({(id(one[0]), *sorted(one[3].items())): one for one in launches}.values())
 
 
 def _less_boundary(u: Tensor, v: Tensor, boundary: float) -> tuple[Tensor, Tensor, float]:
@@ -161,52 +207,60 @@ def _less_boundary(u: Tensor, v: Tensor, boundary: float) -> tuple[Tensor, Tenso
     return u, v, -float(v[0, -8]) if len(v) else boundary
 
 
-def _launch(
-    spec: KernelSpec,
-    sims: Tensor,
-    words: InterleavedWords,
-    regions: Regions,
-    triangles: Tensor,
-    block: slice,
-    shift: float,
-    zeros: Tensor,
-    best: Tensor,
-    out: Tensor,
-) -> None:
-    from counterfoil.kernels.triton import thread_per_caption_kernels as kernels
+@dataclass(frozen=True)
+class _Block:
+    """A block of images, and what the kernels read of it; ``sims`` are of one chunk at a time."""
 
-    images, per_image = block.stop - block.start, regions.fragments.shape[1]
-    masked = regions.mask is not None
-    real = regions.mask[block].contiguous().view(torch.uint8) if masked else zeros  # type: ignore[index]
-    captions = words.captions
-    query_gram = words.query_gram if words.query_gram is not None else sims
-    common: dict[str, Any] = {
-        "METHOD": spec.method, "HOW": spec.pooling, "ACTIVATION": spec.activation,
-        "PROB": spec.prob, "MASKED": masked, "R": per_image, "BC": WIDTH,
-        "num_warps": max(1, WIDTH // 32),
-    }  # fmt: skip
-    if spec.query_side == "text" or spec.method == "chamfer":
-        if spec.method in ("scan", "bfan") and not masked and per_image >= FROM_REGIONS:
-            common["maxnreg"] = REGISTERS
-        kernels.text_queries[(captions.groups, images)](
-            sims, triangles, words.norms, query_gram, real, captions.lengths, captions.bases,
-            captions.sizes, words.query_gram_at, zeros, best, out,
-            images, sims.stride(0), out.stride(0), spec.boundary, spec.scale, spec.lse_scale, shift,
-            PROPAGATION=spec.propagation, NEGATIVE=spec.negative, UNIT=spec.unit_words, **common,
-        )  # fmt: skip
-        return
-    launches = [
-        (kernels.image_queries, (last - first, images), (
-            sims, query_gram, regions.norms[block], real, captions.lengths, captions.bases,
-            words.query_gram_at, zeros, out, first, images, sims.stride(0), out.stride(0),
-            spec.scale, spec.lse_scale,
-        ), {"N": size, **common})
-        for first, last, size in _runs([size for _, size in captions.spans])
-        if size
-    ]  # fmt: skip
-    compile_together(launches)
-    for kernel, grid, arguments, constants in launches:
-        kernel[grid](*arguments, **constants)
+    words: InterleavedWords
+    regions: Regions
+    triangles: Tensor
+    images: slice
+    sims: Tensor
+    best: Tensor
+    zeros: Tensor
+    shift: float
+
+    def launches(self, spec: KernelSpec, chunk: Chunk, out: Tensor) -> list[Launch]:
+        """Kernels that write the scores of a chunk's captions to ``out`` [images, captions]."""
+        from counterfoil.kernels.triton import thread_per_caption_kernels as kernels
+
+        count, per_image = len(out), self.regions.fragments.shape[1]
+        mask, words, captions = self.regions.mask, self.words, self.words.captions
+        real = self.zeros if mask is None else mask[self.images].contiguous().view(torch.uint8)
+        query_gram = words.query_gram if words.query_gram is not None else self.sims
+        common: dict[str, Any] = {
+            "METHOD": spec.method, "HOW": spec.pooling, "ACTIVATION": spec.activation,
+            "PROB": spec.prob, "MASKED": mask is not None, "R": per_image, "BC": WIDTH,
+            "STRIDE": STRIDE, "num_warps": max(1, WIDTH // 32),
+        }  # fmt: skip
+        if spec.query_side == "text" or spec.method == "chamfer":
+            limited = spec.method in ("scan", "bfan", "naaf")
+            if limited and mask is None and per_image >= FROM_REGIONS:
+                common["maxnreg"] = REGISTERS
+            arguments = (
+                self.sims, self.triangles, words.norms, query_gram, real, captions.lengths,
+                captions.bases, captions.sizes, words.query_gram_at, self.zeros, self.best, out,
+                chunk.first, chunk.start, out.stride(0), spec.boundary, spec.scale, spec.lse_scale,
+                self.shift,
+            )  # fmt: skip
+            kinds = {
+                "PROPAGATION": spec.propagation,
+                "NEGATIVE": spec.negative,
+                "UNIT": spec.unit_words,
+            }
+            grid = chunk.last - chunk.first, count
+            return [(kernels.text_queries, grid, arguments, {**kinds, **common})]
+        sizes = [size for _, size in captions.spans[chunk.first : chunk.last]]
+        norms = self.regions.norms[self.images]
+        return [
+            (kernels.image_queries, (last - first, count), (
+                self.sims, query_gram, norms, real, captions.lengths, captions.bases,
+                words.query_gram_at, self.zeros, out, chunk.first + first, chunk.start,
+                out.stride(0), spec.scale, spec.lse_scale,
+            ), {"N": size, **common})
+            for first, last, size in _runs(sizes)
+            if size
+        ]  # fmt: skip
 
 
 def _runs(sizes: list[int]) -> Iterator[tuple[int, int, int]]:

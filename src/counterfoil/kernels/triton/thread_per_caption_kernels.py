@@ -89,52 +89,57 @@ def _either(which, e, f, COUNT: tl.constexpr):
 
 
 @triton.jit
-def _with_sums(e, at, step, R: tl.constexpr):
+def _with_sums(e, at, R: tl.constexpr, STEP: tl.constexpr):
     """Weights, followed by the sum of weights times similarities, and the sum of weights."""
     along = e[0] * 0.0
     mass = e[0] * 0.0
     for r in tl.static_range(R):
-        along += e[r] * _read(at + r * step)
+        along += e[r] * _read(at + r * STEP)
         mass += e[r]
     return e + (along, mass)
 
 
 @triton.jit
 def _softmax_weights(
-    at, width, inverse, real, number,
+    at, inverse, real, number,
     METHOD: tl.constexpr, ACTIVATION: tl.constexpr, PROB: tl.constexpr, MASKED: tl.constexpr,
-    R: tl.constexpr,
+    R: tl.constexpr, STRIDE: tl.constexpr,
 ):  # fmt: skip
     """Weights of the regions for one word of each caption, in SCAN and BFAN; `_with_sums`."""
     e = ()
     for r in tl.static_range(R):
-        s = _read(at + r * width)
+        s = _read(at + r * STRIDE)
         e = e + (_among(tl.exp2(_activate(s, ACTIVATION) * inverse[r]), 0.0, real, r, MASKED),)
     if METHOD == "bfan":
         e = _focus(e, number, PROB, R)
-    return _with_sums(e, at, width, R)
+    return _with_sums(e, at, R, STRIDE)
 
 
 @triton.jit
 def _naaf_weights(
-    at, width, inverse, real, boundary, scale, shift,
-    ACTIVATION: tl.constexpr, MASKED: tl.constexpr, R: tl.constexpr,
+    at, inverse, real, bests, boundary, scale, shift,
+    ACTIVATION: tl.constexpr, MASKED: tl.constexpr, KNOWN: tl.constexpr, R: tl.constexpr,
+    STRIDE: tl.constexpr,
 ):  # fmt: skip
     """Weights of the regions in NAAF: zero below the boundary.
 
-    The sums are followed by the highest similarity, and the mean by SCAN's weights.
+    The sums are followed by the highest similarity, which is at ``bests`` if it is KNOWN, and the
+    mean by SCAN's weights.
     """
-    best = inverse[0] * 0.0 - 2.0
-    for r in tl.static_range(R):
-        s = _read(at + r * width) + shift
-        best = tl.maximum(best, _among(s, -2.0, real, r, MASKED))
+    if KNOWN:
+        best = tl.load(bests) + shift
+    else:
+        best = inverse[0] * 0.0 - 2.0
+        for r in tl.static_range(R):
+            s = _read(at + r * STRIDE) + shift
+            best = tl.maximum(best, _among(s, -2.0, real, r, MASKED))
     e = ()
     along = best * 0.0
     mass = best * 0.0
     average = best * 0.0
     whole = best * 0.0
     for r in tl.static_range(R):
-        raw = _read(at + r * width)
+        raw = _read(at + r * STRIDE)
         s = raw + shift
         x = tl.where(raw > boundary - shift, tl.exp((s - best) * scale), 0.0)
         x = _among(x, 0.0, real, r, MASKED)
@@ -200,29 +205,30 @@ def _score(total, mass, top, count, lse_scale, HOW: tl.constexpr):
 
 
 @triton.jit(
-    do_not_specialize=["images", "width", "out_width"],
+    do_not_specialize=["first", "column", "out_width"],
     do_not_specialize_on_alignment=["triangles", "norms", "real", "out"],
 )
 def text_queries(
     sims, triangles, norms, spread, real, lengths, bases, sizes, spreads_at, zeros, scratch, out,
-    images, width, out_width,
+    first, column, out_width,
     boundary, scale, lse_scale, shift,
     METHOD: tl.constexpr, HOW: tl.constexpr, ACTIVATION: tl.constexpr, PROB: tl.constexpr,
     PROPAGATION: tl.constexpr, NEGATIVE: tl.constexpr, UNIT: tl.constexpr, MASKED: tl.constexpr,
-    R: tl.constexpr, BC: tl.constexpr,
+    R: tl.constexpr, BC: tl.constexpr, STRIDE: tl.constexpr,
 ):  # fmt: skip
     """Text queries, image keys: SCAN t2i, BFAN t2i, CHAN, NAAF; smooth-Chamfer.
 
-    Only NAAF's similarities are stored minus ``shift``.
+    Only NAAF's similarities are stored minus ``shift``. Those in memory are of the groups from
+    ``first`` on, whose words start at ``column``.
     """
-    group = tl.program_id(0)
+    group = first + tl.program_id(0)
     image = tl.program_id(1).to(tl.int64)
     lane = tl.arange(0, BC)
     base = tl.load(bases + group)
     size = tl.load(sizes + group)
     length = tl.load(lengths + group * BC + lane)
     count = length.to(tl.float32)
-    block = sims + image * R * width + base + lane
+    block = sims + image * R * STRIDE + (base - column) + lane
     loads: tl.constexpr = (R * (R + 1) // 2 + ENTRIES_PER_LOAD - 1) // ENTRIES_PER_LOAD
     here = triangles + image * (loads * ENTRIES_PER_LOAD)
     key_mask = real + image * R
@@ -233,7 +239,7 @@ def text_queries(
     else:
         number += R
     nothing = tl.zeros([BC], tl.float32)
-    bests = scratch + image * width + base + lane
+    bests = scratch + image * STRIDE + (base - column) + lane
 
     # by caption: norms over its words, of each region; each word's best region
     if METHOD != "chan":
@@ -243,7 +249,7 @@ def text_queries(
             if METHOD == "naaf" and PROPAGATION != "none":
                 best = nothing - 2.0
             for r in tl.static_range(R):
-                s = _read(block + j * BC + r * width)
+                s = _read(block + j * BC + r * STRIDE)
                 if METHOD == "naaf" and PROPAGATION != "none":
                     best = tl.maximum(best, _among(s, -2.0, key_mask, r, MASKED))
                 if METHOD == "chamfer":
@@ -276,14 +282,16 @@ def text_queries(
             # a loop, as unrolled code takes two to three times as long to compile; without
             # `e = f`, as Triton loses such an assignment between names with a common prefix
             for k in range(2):
-                at = block + tl.minimum(j + k, size - 1) * BC
+                word = tl.minimum(j + k, size - 1) * BC
+                at = block + word
                 if METHOD == "naaf":
                     f = _naaf_weights(
-                        at, width, inverse, key_mask, boundary, scale, shift, ACTIVATION, MASKED, R
-                    )
+                        at, inverse, key_mask, bests + word, boundary, scale, shift,
+                        ACTIVATION, MASKED, PROPAGATION != "none", R, STRIDE,
+                    )  # fmt: skip
                 else:
                     f = _softmax_weights(
-                        at, width, inverse, key_mask, number, METHOD, ACTIVATION, PROB, MASKED, R
+                        at, inverse, key_mask, number, METHOD, ACTIVATION, PROB, MASKED, R, STRIDE
                     )
                 e = _either(k == 0, f, e, VALUES)
             # a loaded zero keeps the compiler from holding all of the Gram matrix in registers
@@ -314,12 +322,12 @@ def text_queries(
         elif METHOD == "chan":
             value = nothing - 1e30
             for r in tl.static_range(R):
-                s = _read(block + j * BC + r * width)
+                s = _read(block + j * BC + r * STRIDE)
                 value = tl.maximum(value, _among(s, -1e30, key_mask, r, MASKED))
         else:
             powers = nothing
             for r in tl.static_range(R):
-                s = _read(block + j * BC + r * width)
+                s = _read(block + j * BC + r * STRIDE)
                 powers += _among(tl.exp((s - 1.0) * scale), 0.0, key_mask, r, MASKED)
             value = 1.0 + tl.log(tl.maximum(powers, 1e-37)) / scale
         total, mass, top = _pooled(total, mass, top, value, j < length, lse_scale, HOW)
@@ -350,19 +358,20 @@ def _word_weights(
         e = e + (tl.where(j < length, tl.exp2(_activate(s, ACTIVATION) * inverse[j]), 0.0),)
     if METHOD == "bfan":
         e = _focus(e, count, PROB, N)
-    return _with_sums(e, at, BC, N)
+    return _with_sums(e, at, N, BC)
 
 
 @triton.jit(
-    do_not_specialize=["first", "images", "width", "out_width"],
+    do_not_specialize=["first", "column", "out_width"],
     do_not_specialize_on_alignment=["norms", "real", "out"],
 )
 def image_queries(
     sims, query_gram, norms, real, lengths, bases, query_gram_at, zeros, out,
-    first, images, width, out_width,
+    first, column, out_width,
     scale, lse_scale,
     METHOD: tl.constexpr, HOW: tl.constexpr, ACTIVATION: tl.constexpr, PROB: tl.constexpr,
     MASKED: tl.constexpr, N: tl.constexpr, R: tl.constexpr, BC: tl.constexpr,
+    STRIDE: tl.constexpr,
 ):  # fmt: skip
     """Image queries, text keys: SCAN i2t, BFAN i2t. Captions of a launch have at most N words."""
     group = first + tl.program_id(0)
@@ -371,7 +380,7 @@ def image_queries(
     base = tl.load(bases + group)
     length = tl.load(lengths + group * BC + lane)
     count = length.to(tl.float32)
-    block = sims + image * R * width + base + lane
+    block = sims + image * R * STRIDE + (base - column) + lane
     own = query_gram + tl.load(query_gram_at + group) + lane * ENTRIES_PER_LOAD
     key_mask = real + image * R
     nothing = tl.zeros([BC], tl.float32)
@@ -380,7 +389,7 @@ def image_queries(
     for r in range(R):
         fresh = ()
         for j in tl.static_range(N):
-            s = _read(block + r * width + j * BC)
+            s = _read(block + r * STRIDE + j * BC)
             x = tl.where(j < length, _activate(s, ACTIVATION), 0.0)
             x = _among(x, 0.0, key_mask, r, MASKED)
             fresh = fresh + (squares[j] + x * x,)
@@ -404,7 +413,7 @@ def image_queries(
         e = _several(nothing, N + 2)
         f = _several(nothing, N + 2)
         for k in range(2):
-            at = block + tl.minimum(r + k, R - 1) * width
+            at = block + tl.minimum(r + k, R - 1) * STRIDE
             f = _word_weights(at, inverse, length, count, METHOD, ACTIVATION, PROB, N, BC)
             e = _either(k == 0, f, e, N + 2)
         squared_e, squared_f = quadratic_of_two(e, f, own + tl.load(zeros + r), N + 2, N, BC)
