@@ -29,7 +29,7 @@ class Calls:
     def add(self, tokens: Tensor, packing: Packing) -> None:
         self.sequences += packing.count
         self.tokens += len(tokens)
-        if packing.places is None:
+        if packing.rows is None:
             self.squares.append(packing.count * packing.longest**2)
         else:
             ends = torch.cat([packing.starts[1:], packing.starts.new_tensor([len(tokens)])])

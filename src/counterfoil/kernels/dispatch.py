@@ -33,8 +33,8 @@ from counterfoil.kernels.triton.maxsim import fits as offsets_fit
 from counterfoil.kernels.triton.packing import Indices
 from counterfoil.kernels.triton.thread_per_caption import (
     interleaved_words,
+    most_words,
     share_product,
-    suits,
     thread_per_caption_scores,
 )
 from counterfoil.kernels.triton.training import fits, fused_scores_with_gradient, trainable
@@ -174,14 +174,14 @@ class _Block:
         images, per_image, _ = self.images.fragments.shape
         if len(specs) == 1 or not share_product(specs) or not self._large(where):
             return self.summed(specs, self.scored)
-        shared = [all(suits(spec, length, per_image) for spec in specs) for length in lengths]
-        if all(shared):
+        shared = np.asarray(lengths) <= min(most_words(spec, per_image) for spec in specs)
+        if shared.all():
             return self.by_thread_per_caption(specs, where, lengths)
-        if not any(shared):
+        if not shared.any():
             return self.summed(specs, self.scored)
         scores = self.images.fragments.new_empty(images, len(lengths), dtype=torch.float32)
         for together in (True, False):
-            captions = [index for index, here in enumerate(shared) if here == together]
+            captions = np.flatnonzero(shared == together).tolist()
             block = replace(self, texts=self.texts.only(captions))
             scores[:, captions] = (
                 block.all_scored(specs) if together else block.summed(specs, block.scored)
@@ -212,15 +212,15 @@ class _Block:
             )
         if not self._large(where):
             return self.in_tiles(spec, where, lengths)
-        suited = [suits(spec, length, per_image) for length in lengths]
-        if all(suited):
+        suited = np.asarray(lengths) <= most_words(spec, per_image)
+        if suited.all():
             return self.by_thread_per_caption([spec], where, lengths)
-        if not any(suited):
+        if not suited.any():
             return self.in_tiles(spec, where, lengths)
         of_words = np.repeat(suited, lengths)
         scores = self.images.fragments.new_empty(images, len(lengths), dtype=torch.float32)
         for per_thread in (True, False):
-            captions = [index for index, here in enumerate(suited) if here == per_thread]
+            captions = np.flatnonzero(suited == per_thread).tolist()
             chosen = where[of_words == per_thread], [lengths[index] for index in captions]
             scores[:, captions] = (
                 self.by_thread_per_caption([spec], *chosen)

@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from counterfoil.core.tensors.device import free_memory
@@ -81,22 +83,34 @@ class ScorePlan:
 
     def _groups(self) -> list[slice]:
         """Runs of texts of similar length, shortest first, that fit into a tile with its images."""
-        capacity = self.cells // (self.rows * self.regions)
+        lengths = np.asarray(self.lengths, dtype=np.int64)
         groups: list[slice] = []
-        start, words = 0, 0
-        for index, length in enumerate(self.lengths):
-            count = index + 1 - start
-            padding = length * count - words - length
-            uneven = count > LEAST_TEXTS and padding > MOST_PADDING * length * count
-            if self.mixed:
-                uneven = count > self.mixed or length > WORDS >= self.lengths[start]
-            if index > start and (length * count > capacity or uneven):
-                groups.append(slice(start, index))
-                start, words = index, 0
-            words += length
-        if self.lengths:
-            groups.append(slice(start, len(self.lengths)))
+        start = 0
+        while start < len(lengths):
+            stop = start + self._fitting(lengths[start:])
+            groups.append(slice(start, stop))
+            start = stop
         return groups
+
+    def _fitting(self, lengths: NDArray[np.int64]) -> int:
+        """How many of these texts, from the first on, fit into a tile; at least one."""
+        capacity = self.cells // (self.rows * self.regions)
+        window = 2 * LEAST_TEXTS
+        while True:
+            part = lengths[:window]
+            count = np.arange(1, len(part) + 1)
+            grid = part * count
+            if self.mixed:
+                uneven = (count > self.mixed) | ((part > WORDS) & (lengths[0] <= WORDS))
+            else:
+                uneven = (count > LEAST_TEXTS) & (grid - part.cumsum() > MOST_PADDING * grid)
+            beyond = uneven | (grid > capacity)
+            beyond[0] = False
+            if beyond.any():
+                return int(beyond.argmax())
+            if len(part) == len(lengths):
+                return len(part)
+            window *= 4
 
 
 def plan_scores(

@@ -151,10 +151,10 @@ def interleave(lengths: Sequence[int], width: int = 128, step: int = 1) -> Inter
     places[order] = np.arange(len(sizes))
     total = int(sizes.sum())
     rows = np.full(int((steps * width).sum()), total, dtype=np.int64)
-    starts = np.cumsum(sizes) - sizes
-    owner = np.repeat(np.arange(len(sizes)), sizes)
-    within = np.arange(total) - starts[owner]
-    rows[bases[places[owner] // width] + within * width + places[owner] % width] = np.arange(total)
+    word = np.arange(total)
+    # word w of a caption that starts at word s is at first + (w − s) · width
+    first = bases[places // width] + places % width - (np.cumsum(sizes) - sizes) * width
+    rows[np.repeat(first, sizes) + word * width] = word
     tensors = [torch.from_numpy(x) for x in (rows, bases, longest, padded, places)]
     spans = tuple(zip(bases.tolist(), steps.tolist(), strict=True))
     return InterleavedCaptions(

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from counterfoil.kernels.spec import ENTRIES_PER_LOAD, KernelSpec
+from counterfoil.kernels.spec import ENTRIES_PER_LOAD, WORDS, KernelSpec
 from counterfoil.kernels.triton.compilation import Launch, compile_together
 from counterfoil.kernels.triton.launch import BUFFER, Regions, placed, product, widens
 from counterfoil.kernels.triton.packing import InterleavedCaptions, interleave
@@ -50,11 +50,11 @@ class InterleavedWords:
     query_gram_at: Tensor
 
 
-def suits(spec: KernelSpec, length: int, regions: int) -> bool:
-    """Whether the kernels support captions of this length."""
+def most_words(spec: KernelSpec, regions: int) -> int:
+    """Words of the longest caption that the kernels support; 0 if they support none."""
     if regions > MOST_REGIONS or not spec.possible:
-        return False
-    return spec.query_side == "text" or length <= MAX_IMAGE_QUERY_WORDS
+        return 0
+    return WORDS if spec.query_side == "text" else MAX_IMAGE_QUERY_WORDS
 
 
 def share_product(specs: Sequence[KernelSpec]) -> bool:
@@ -78,43 +78,46 @@ def interleaved_words(
     query_gram, sizes = None, [0] * captions.groups
     if by_regions or spec.propagation != "none":
         parts = []
-        for group, grams in enumerate(_grams(fragments, captions)):
+        for first, last, size in _runs([size for _, size in captions.spans]):
+            grams = _grams(fragments, captions, first, last, size)
             if by_regions:
-                fours = _triangle(grams).unflatten(1, (-1, ENTRIES_PER_LOAD))
-                parts.append(part := fours.transpose(0, 1))
+                fours = _triangle(grams).unflatten(-1, (-1, ENTRIES_PER_LOAD))
+                part = fours.transpose(1, 2)
             else:
-                part = _spread(grams, captions, group, spec)
-                parts.append(part.permute(1, 2, 0))
-            sizes[group] = part.numel()
-        query_gram = torch.cat([part.flatten() for part in parts]).to(packed.dtype)
+                own = captions.lengths[first * WIDTH : last * WIDTH].view(-1, WIDTH)
+                part = _spread(grams, own, spec).permute(0, 2, 3, 1)
+            parts.append(part.flatten())
+            sizes[first:last] = [part[0].numel()] * len(part)
+        query_gram = torch.cat(parts).to(packed.dtype)
     starts = torch.tensor(sizes).cumsum(0) - torch.tensor(sizes)
     return InterleavedWords(captions, fragments, norms, query_gram, starts.to(packed.device))
 
 
-def _grams(fragments: Tensor, captions: InterleavedCaptions) -> Iterator[Tensor]:
-    """Inner products [captions, words, words] of each group's captions."""
-    for base, size in captions.spans:
-        group = fragments[base : base + size * captions.width].view(size, captions.width, -1)
-        by_caption = group.transpose(0, 1)
-        yield by_caption @ by_caption.transpose(1, 2)
+def _grams(
+    fragments: Tensor, captions: InterleavedCaptions, first: int, last: int, size: int
+) -> Tensor:
+    """Inner products [groups, captions, words, words] in groups of one size."""
+    start = captions.spans[first][0]
+    words = fragments[start : start + (last - first) * size * WIDTH]
+    by_caption = words.view(last - first, size, WIDTH, fragments.shape[1]).transpose(1, 2)
+    return by_caption @ by_caption.mT
 
 
 def _triangle(grams: Tensor) -> Tensor:
-    """Lower triangles [B, n (n + 1) / 2], row by row, with off-diagonal entries doubled.
+    """Lower triangles [..., n (n + 1) / 2], row by row, with off-diagonal entries doubled.
 
     They are padded to multiples of what a thread loads at once.
     """
-    row, column = torch.tril_indices(grams.shape[1], grams.shape[2], device=grams.device)
+    row, column = torch.tril_indices(*grams.shape[-2:], device=grams.device)
     twice = torch.where(row == column, 1.0, 2.0)
-    triangles = grams[:, row, column] * twice.to(grams.dtype)
+    triangles = grams[..., row, column] * twice.to(grams.dtype)
     return F.pad(triangles, (0, -len(row) % ENTRIES_PER_LOAD))
 
 
-def _spread(grams: Tensor, captions: InterleavedCaptions, group: int, spec: KernelSpec) -> Tensor:
-    """Weights of NAAF's eq. 9 for the captions of a group: [captions, word, from]."""
-    lengths = captions.lengths[group * captions.width : (group + 1) * captions.width]
-    real = torch.arange(grams.shape[1], device=grams.device)[None, :] < lengths[:, None]
-    logits = (spec.gate_scale * grams.float()).masked_fill(~real[:, None, :], -torch.inf)
+def _spread(grams: Tensor, lengths: Tensor, spec: KernelSpec) -> Tensor:
+    """Weights of NAAF's eq. 9 in groups of captions: [groups, captions, word, from]."""
+    real = torch.arange(grams.shape[-1], device=grams.device) < lengths[..., None]
+    logits = (spec.gate_scale * grams.float()).masked_fill(~real[:, :, None, :], -torch.inf)
     return logits.softmax(-1).nan_to_num(0.0)
 
 
