@@ -20,7 +20,7 @@ from triton.runtime.jit import JITFunction
 
 from counterfoil.encoders.encoded import Encoded
 from counterfoil.kernels import dispatch, maxsim, packed_attention
-from counterfoil.kernels.spec import LARGE_JOB_CELLS, ScoringJob
+from counterfoil.kernels.spec import THREAD_PER_CAPTION_CELLS, ScoringJob
 from tests.kernels.test_dispatch import MATCHERS, TRAINED, made, sides
 
 POINTERS = {
@@ -114,7 +114,7 @@ def main() -> None:
                 Encoded(side.fragments.to(dtype), side.mask) for side in sides(1, holes=holes)
             )
             for large in (False, True):
-                job = ScoringJob(LARGE_JOB_CELLS if large else 0)
+                job = ScoringJob(THREAD_PER_CAPTION_CELLS if large else 0)
                 with torch.no_grad():
                     specs = made(name).eval().kernel_specs()
                     pair = (images.fragments, images.mask), (texts.fragments, texts.mask)

@@ -123,7 +123,7 @@ def both_ways(name: str, images: Encoded, texts: Encoded) -> tuple[Tensor, Tenso
 @pytest.mark.parametrize("way", ["tiles", "lanes"])
 @pytest.mark.parametrize("name", thinned(MATCHERS, *FIRST))
 def test_kernels_score_as_the_eager_form(name, way, monkeypatch) -> None:
-    monkeypatch.setattr(dispatch, "LARGE_JOB_CELLS", 0 if way == "lanes" else 1 << 60)
+    monkeypatch.setattr(dispatch, "THREAD_PER_CAPTION_CELLS", 0 if way == "lanes" else 1 << 60)
     result, expected = both_ways(name, *sides(len(name)))
     torch.testing.assert_close(result, expected, atol=2e-5, rtol=1e-5)
 
@@ -135,7 +135,7 @@ def test_naaf_of_halves_rounds_similarities_no_more(
     way, wide, tolerance, direction, monkeypatch
 ) -> None:
     """In short captions with words that match, what is rounded once more is far off."""
-    monkeypatch.setattr(dispatch, "LARGE_JOB_CELLS", 0 if way == "lanes" else 1 << 60)
+    monkeypatch.setattr(dispatch, "THREAD_PER_CAPTION_CELLS", 0 if way == "lanes" else 1 << 60)
     monkeypatch.setattr(dispatch, "usable", lambda device, dtype: True)
     for module in (launch, lane_scoring):
         monkeypatch.setattr(module, "widens", lambda device: wide)
@@ -169,7 +169,7 @@ def test_any_shape(seed, regions, lengths, name, way) -> None:
     images, texts = sides(seed, 2, regions, tuple(lengths))
     matcher = made(name).eval()
     with pytest.MonkeyPatch.context() as patch, torch.no_grad():
-        patch.setattr(dispatch, "LARGE_JOB_CELLS", 0 if way == "lanes" else 1 << 60)
+        patch.setattr(dispatch, "THREAD_PER_CAPTION_CELLS", 0 if way == "lanes" else 1 << 60)
         expected = matcher.double().torch_scores(images, texts)
         result = matcher.float()(single(images), single(texts))
     torch.testing.assert_close(result.double(), expected, atol=5e-5, rtol=1e-5)
@@ -218,7 +218,7 @@ def test_gradients_are_the_eager_forms(name, kept, monkeypatch) -> None:
 
 @pytest.mark.parametrize("name", thinned(["scan-i2t-lse", "bfan-equal"], "scan-i2t-lse"))
 def test_captions_too_long_for_one_kernel_are_scored_by_the_other(name, monkeypatch) -> None:
-    monkeypatch.setattr(dispatch, "LARGE_JOB_CELLS", 0)
+    monkeypatch.setattr(dispatch, "THREAD_PER_CAPTION_CELLS", 0)
     monkeypatch.setattr(lane_scoring, "MAX_IMAGE_QUERY_WORDS", 4)
     images, texts = sides(5, lengths=(6, 2, 9, 4))
     matcher = made(name).eval()
@@ -233,7 +233,7 @@ def test_captions_too_long_for_one_kernel_are_scored_by_the_other(name, monkeypa
 )
 def test_both_directions_of_bfan_share_their_similarities(lengths, products, monkeypatch) -> None:
     """Captions too long for image queries have their text queries by themselves."""
-    monkeypatch.setattr(dispatch, "LARGE_JOB_CELLS", 0)
+    monkeypatch.setattr(dispatch, "THREAD_PER_CAPTION_CELLS", 0)
     monkeypatch.setattr(lane_scoring, "MAX_IMAGE_QUERY_WORDS", 4)
     calls = []
 
@@ -250,7 +250,7 @@ def test_both_directions_of_bfan_share_their_similarities(lengths, products, mon
 
 @pytest.mark.parametrize("name", ["bfan-prob", "naaf", "chan-lse", "scan-i2t-lse"])
 def test_blocks_of_images_and_chunks_of_words_give_the_same(name, monkeypatch) -> None:
-    monkeypatch.setattr(dispatch, "LARGE_JOB_CELLS", 0)
+    monkeypatch.setattr(dispatch, "THREAD_PER_CAPTION_CELLS", 0)
     monkeypatch.setattr(lane_scoring, "BUFFER", 1)  # one image at a time
     monkeypatch.setattr(lane_scoring, "STRIDE", 8 * 4)  # groups of up to eight words
     lengths = (3, 1, 5, 2, 4, 6, 1, 1, 2, 6, 5)

@@ -42,7 +42,7 @@ def _refused(self, images, texts):
 @pytest.mark.parametrize("way", ["tiles", "tiles in parts", "lanes"])
 @pytest.mark.parametrize("name", MATCHERS)
 def test_scores_are_those_of_the_eager_form(name, way, monkeypatch) -> None:
-    monkeypatch.setattr(dispatch, "LARGE_JOB_CELLS", 0 if way == "lanes" else 1 << 60)
+    monkeypatch.setattr(dispatch, "THREAD_PER_CAPTION_CELLS", 0 if way == "lanes" else 1 << 60)
     if way == "tiles in parts":
         monkeypatch.setattr(launch, "BUFFER", 4 * 36 * sum(LENGTHS) * 3)
     images, texts = _pair()
@@ -87,7 +87,7 @@ def test_rounding_does_not_choose_among_fragments_that_are_tied(
 ) -> None:
     """One word attends alike to all regions that it agrees with, however little; so does one region
     to the words of a caption."""
-    monkeypatch.setattr(dispatch, "LARGE_JOB_CELLS", 0 if way == "lanes" else 1 << 60)
+    monkeypatch.setattr(dispatch, "THREAD_PER_CAPTION_CELLS", 0 if way == "lanes" else 1 << 60)
     matcher = made(name).eval()
     matcher.lambda_softmax = sharpness
     pairs = [sides(seed, images=7, regions=regions, lengths=lengths) for seed in range(4)]

@@ -21,8 +21,8 @@ from torch import Tensor
 from counterfoil.core.tensors.host_mirror import host_mask
 from counterfoil.kernels.maxsim import HALVES, pooled_maxima
 from counterfoil.kernels.spec import (
-    LARGE_JOB_CELLS,
     MAX_REGIONS,
+    THREAD_PER_CAPTION_CELLS,
     WORDS,
     KernelSpec,
     ScoringJob,
@@ -191,7 +191,7 @@ class _Block:
     def _large(self, where: Indices) -> bool:
         """Whether the job is worth the compilation of the thread-per-caption kernels."""
         images, per_image, _ = self.images.fragments.shape
-        return max(self.job.cells, len(where) * images * per_image) >= LARGE_JOB_CELLS
+        return max(self.job.cells, len(where) * images * per_image) >= THREAD_PER_CAPTION_CELLS
 
     def scored(self, spec: KernelSpec) -> Tensor:
         """Scores without gradients, each caption by lanes or by tiles."""

@@ -159,6 +159,8 @@ class OptimizerStep:
         self, module: nn.Module, config: TrainConfig, batches: int, device: torch.device
     ) -> None:
         self.module, self.clip = module, config.optimizer.clip
+        # of every step, and looking for them takes longer than the sum of their squares
+        self.parameters = list(module.parameters())
         self.optimizer = create_optimizer(module, config.optimizer)
         self.per_epoch = per_epoch = -(-batches // config.accumulate)
         self.schedule = create_schedule(self.optimizer, config.schedule, per_epoch, config.epochs)
@@ -206,7 +208,7 @@ class OptimizerStep:
         return f"in {len(broken)} of {len(trained)} parameters, first {first}"
 
     def _gradients(self) -> list[Tensor]:
-        return [p.grad for p in self.module.parameters() if p.grad is not None]
+        return [p.grad for p in self.parameters if p.grad is not None]
 
     def state_dict(self) -> dict[str, Any]:
         return {

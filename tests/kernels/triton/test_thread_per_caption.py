@@ -31,7 +31,7 @@ LENGTHS = (1, 5, 1, 2, 6, 1, 3, 2, 6, 1)
 def side_by_side(monkeypatch):
     """Four captions side by side, whatever the job's size and the device."""
     monkeypatch.setattr(lane_scoring, "WIDTH", 4)
-    monkeypatch.setattr(dispatch, "LARGE_JOB_CELLS", 0)
+    monkeypatch.setattr(dispatch, "THREAD_PER_CAPTION_CELLS", 0)
     monkeypatch.setattr(dispatch, "usable", lambda device, dtype: True)
 
 
