@@ -23,7 +23,7 @@ from counterfoil.data.scenes import describe, make_scene
 from counterfoil.data.text.words import caption_words
 from counterfoil.foils.generation import (
     RATE,
-    Places,
+    Positions,
     expected_share,
     graph_units,
     sentence_rate,
@@ -52,17 +52,17 @@ def real_captions(path: Path, count: int, seed: int) -> list[str]:
     return random.Random(seed).sample(captions, min(count, len(captions)))
 
 
-def units_of(extractor: GraphExtractor, caption: str) -> tuple[list[Places], int]:
+def units_of(extractor: GraphExtractor, caption: str) -> tuple[list[Positions], int]:
     """Units of a caption by its words, and how many words it has."""
     words = list(range(len(caption_words(caption))))
     return graph_units(extractor.extract(caption), words), len(words)
 
 
-def covered(units: Sequence[Places]) -> int:
+def covered(units: Sequence[Positions]) -> int:
     return len({place for unit in units for place in unit})
 
 
-def chosen_only(units: Sequence[Places], words: int) -> float:
+def chosen_only(units: Sequence[Positions], words: int) -> float:
     """The share of words chosen by chance alone, without the unit that is always masked."""
     spared: dict[int, float] = {}
     for unit, chance in zip(units, unit_chances(units), strict=True):

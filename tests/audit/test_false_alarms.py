@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from counterfoil.audit import alarm_curve, audit_split, calibrate
 from counterfoil.audit.false_alarms import MIN_TRUSTED, conformal_threshold, word_pool
 from counterfoil.audit.suspicion import (
-    SIGNS,
+    MEASURED_SIGNS,
     Scale,
     Scales,
     caption_doubts,
@@ -82,7 +82,7 @@ def test_neither_chance_nor_errors_move_the_share_of_right_captions_listed(wrong
     rng = np.random.default_rng(0)
     by_trusted, by_own = [], []
     for _ in range(30):
-        trusted, audited = rng.gamma(4.0, size=(2, 1000, len(SIGNS)))
+        trusted, audited = rng.gamma(4.0, size=(2, 1000, len(MEASURED_SIGNS)))
         audited[:wrong] += 6.0
         usual = usual_in(trusted)
         limit = conformal_threshold(usual.suspicion(trusted), 0.1)

@@ -18,7 +18,7 @@ from counterfoil.audit.sign_weights import (
     WEIGHED_SIGNS,
     learn_weights,
 )
-from counterfoil.audit.suspicion import SIGNS, WEIGHTS, combine
+from counterfoil.audit.suspicion import MEASURED_SIGNS, WEIGHTS, combine
 from counterfoil.core.errors import ConfigError
 from counterfoil.evaluation.words.evaluate import roc_auc
 from tests.audit.conftest import with_unreadable
@@ -46,7 +46,7 @@ def test_a_sign_that_tells_errors_gets_weight(sign) -> None:
     assert learned.learned
     assert (learned.right, learned.wrong) == ((~wrong[:300]).sum(), wrong[:300].sum())
     assert learned.weights[sign] > DEFAULT[sign]
-    before = combine(deviations[:, : len(SIGNS)])
+    before = combine(deviations[:, : len(MEASURED_SIGNS)])
     after = learned.suspicion(deviations)
     assert roc_auc(after[300:], wrong[300:]) > roc_auc(before[300:], wrong[300:]) + 0.03
     assert "300 checked captions" in learned.note()
@@ -70,7 +70,9 @@ def test_few_labels_or_one_kind_of_them_keep_the_default_weights(right, bad) -> 
     kept = learn_weights(deviations, wrong, checked)
     assert not kept.learned
     assert kept.weights == DEFAULT
-    np.testing.assert_allclose(kept.suspicion(deviations), combine(deviations[:, : len(SIGNS)]))
+    np.testing.assert_allclose(
+        kept.suspicion(deviations), combine(deviations[:, : len(MEASURED_SIGNS)])
+    )
     assert "too few" in kept.note()
 
 

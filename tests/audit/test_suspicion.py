@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 import counterfoil as cf
 from counterfoil.audit.suspicion import (
+    MEASURED_SIGNS,
     SIGNS,
     WEIGHTS,
     Scale,
@@ -22,9 +23,9 @@ from counterfoil.models.explain import explain
 from counterfoil.models.word_effects import naming_method
 
 values = st.lists(st.floats(-100, 100), min_size=1, max_size=40).map(np.array)
-tables = st.lists(st.tuples(*[st.floats(-9, 9)] * len(SIGNS)), min_size=3, max_size=20).map(
-    np.array
-)
+tables = st.lists(
+    st.tuples(*[st.floats(-9, 9)] * len(MEASURED_SIGNS)), min_size=3, max_size=20
+).map(np.array)
 
 
 @given(values, st.floats(0.1, 10), st.floats(-5, 5))
@@ -61,14 +62,14 @@ def test_three_deviations_are_even_odds() -> None:
 @given(tables)
 def test_captions_are_ordered_by_the_weighted_sum_of_their_signs(deviations) -> None:
     suspicion = combine(deviations)
-    whole = deviations @ np.array([WEIGHTS[sign] for sign in SIGNS])
+    whole = deviations @ np.array([WEIGHTS[sign] for sign in MEASURED_SIGNS])
     assert ((suspicion >= 0) & (suspicion <= 1)).all()
     order = np.argsort(whole)
     assert (np.diff(suspicion[order]) >= -1e-12).all()
 
 
 def test_a_sign_that_is_not_there_counts_for_nothing() -> None:
-    rows = np.random.default_rng(0).normal(size=(50, len(SIGNS)))
+    rows = np.random.default_rng(0).normal(size=(50, len(MEASURED_SIGNS)))
     rows[3, 1] = 0.0
     without = rows.copy()
     without[3, 1] = np.nan
@@ -79,7 +80,7 @@ def test_a_sign_that_is_not_there_counts_for_nothing() -> None:
 
 
 def test_signs_that_agree_outweigh_a_single_one() -> None:
-    rows = np.random.default_rng(1).normal(size=(500, len(SIGNS)))
+    rows = np.random.default_rng(1).normal(size=(500, len(MEASURED_SIGNS)))
     rows[0], rows[1] = 0.0, 2.5
     rows[0, SIGNS.index("other-image")] = 4.0
     suspicion = combine(rows)

@@ -17,7 +17,7 @@ from counterfoil.audit.false_alarms import (
     word_pool,
 )
 from counterfoil.audit.findings import Finding, Summary
-from counterfoil.audit.neighbors import Neighbors, disagreement, find_neighbors
+from counterfoil.audit.neighbors import Neighbors, disagreement, find_neighbors, summed_disagreement
 from counterfoil.audit.sign_weights import (
     SignWeights,
     learn_weights,
@@ -28,6 +28,7 @@ from counterfoil.audit.survey import SplitSurvey, SurveyCheckpoint, survey_split
 from counterfoil.audit.suspicion import (
     CENTER,
     CENTERS,
+    MEASURED_SIGNS,
     SIGNS,
     SUSPICIOUS_FROM,
     WORDS,
@@ -259,16 +260,17 @@ def _score_values(
         "other-image": _rival_leads(survey, duplicates)[captions],
         "other-caption": (best_captions[survey.image_of] - own)[captions],
         "neighbors": disagreement(neighbors.by_image, reliable),
+        "neighbor-sum": summed_disagreement(neighbors.by_image, reliable),
     }
-    values = np.full((len(own), len(SIGNS)), np.nan)
+    values = np.full((len(own), len(MEASURED_SIGNS)), np.nan)
     for name, column in columns.items():
-        values[captions, SIGNS.index(name)] = np.where(np.isfinite(column), column, np.nan)
+        values[captions, MEASURED_SIGNS.index(name)] = np.where(np.isfinite(column), column, np.nan)
     return values
 
 
 def _evidence(values: Values, deviations: Values) -> Values:
     """Evidence [captions, signs]; 0 for a sign that is not known."""
-    signs = np.zeros(deviations.shape)
+    signs = np.zeros((len(deviations), len(SIGNS)))
     for k, name in enumerate(SIGNS):
         signs[:, k] = np.nan_to_num(evidence(deviations[:, k], CENTERS.get(name, CENTER)))
         if name in CENTERS:

@@ -1,7 +1,7 @@
 """Weights of signs learned from checked captions: a logistic regression near the default weights.
 
-Two signs more than in a default audit are weighed, whose default weights are 0. They come from
-neighbors, and how much they say depends on how the errors were made, which labels tell:
+Two of the signs have a default weight of 0. They come from neighbors, and how much they say depends
+on how the errors were made, which labels tell:
 
 - ``neighbor-sum``: `summed_disagreement`, the sum of which the sign ``neighbors`` is the mean;
 - ``copies``: `copy_disagreement`, for captions that were copied to a wrong image.
@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from counterfoil.audit.neighbors import Neighbors, copy_disagreement, summed_disagreement
+from counterfoil.audit.neighbors import Neighbors, copy_disagreement
 from counterfoil.audit.suspicion import (
-    SIGNS,
+    MEASURED_SIGNS,
     WEIGHTS,
     WHOLE_CENTER,
     Scale,
@@ -32,7 +32,7 @@ from counterfoil.audit.suspicion import (
 from counterfoil.core.errors import ArgumentError
 from counterfoil.evaluation.words.evaluate import roc_auc
 
-WEIGHED_SIGNS = (*SIGNS, "neighbor-sum", "copies")
+WEIGHED_SIGNS = (*MEASURED_SIGNS, "copies")
 
 PRIOR_STRENGTH = 30.0
 """Penalty per squared change of a weight. Chosen on the dev split of Flickr8k among 1, 3, 10, 30
@@ -102,18 +102,14 @@ class SignWeights:
 
 
 def weighed_deviations(deviations: Values, own: Values, neighbors: Neighbors) -> Values:
-    """Deviations [n, weighed signs] from those of the signs [n, signs] of the same captions.
+    """Deviations [n, weighed signs] from those of the measured signs of the same captions.
 
     ``own`` [n] are the scores with the own image; ``neighbors`` are by image and by caption.
     """
     if neighbors.by_caption is None:
         raise ArgumentError("copies need neighbors by caption: find_neighbors finds them")
-    reliable = reliability(own)
-    more = (
-        summed_disagreement(neighbors.by_image, reliable),
-        copy_disagreement(neighbors.by_caption, reliable),
-    )
-    return np.column_stack([deviations, *map(deviations_of, more)])
+    copies = copy_disagreement(neighbors.by_caption, reliability(own))
+    return np.column_stack([deviations, deviations_of(copies)])
 
 
 def reliability(own: Values) -> Values:

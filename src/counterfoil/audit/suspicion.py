@@ -1,4 +1,4 @@
-"""Suspicion of a caption from five signs, each relative to what is usual in its split.
+"""Suspicion of a caption from its signs, each relative to what is usual in its split.
 
 A sign becomes z, its robust standard deviations from the median of the split's captions. The
 weighted sum of these, in deviations of the usual captions, becomes suspicion 1 / (1 + exp(c − z)),
@@ -38,7 +38,12 @@ SUSPICIOUS_FROM = 0.5
 """Suspicion from which a caption counts as suspicious in a summary."""
 
 SIGNS = ("low-score", "other-image", "other-caption", "neighbors", "wrong-words")
+"""Signs that are named as reasons."""
+
 WORDS = SIGNS.index("wrong-words")
+
+MEASURED_SIGNS = (*SIGNS, "neighbor-sum")
+"""All signs of a caption; ``neighbor-sum`` is a second measure of what ``neighbors`` names."""
 
 WEIGHTS = {
     "low-score": 0.0,
@@ -46,6 +51,7 @@ WEIGHTS = {
     "other-caption": 1.0,
     "neighbors": 0.75,
     "wrong-words": 0.4,
+    "neighbor-sum": 0.0,
 }
 """Weights of the deviations, chosen on the dev splits of the scenes (scenes-naaf) and of Flickr8k
 (photos-vse) with noise of other seeds. Both leads contain the score, so it has none of its own."""
@@ -119,7 +125,9 @@ def sign_scales(values: Values) -> dict[str, Scale]:
     """The scale of each sign that has a value, from the values [n, signs] of captions."""
     known = ~np.isnan(values)
     return {
-        sign: Scale.of(values[known[:, k], k]) for k, sign in enumerate(SIGNS) if known[:, k].any()
+        sign: Scale.of(values[known[:, k], k])
+        for k, sign in enumerate(MEASURED_SIGNS)
+        if known[:, k].any()
     }
 
 
@@ -127,7 +135,7 @@ def sign_deviations(values: Values, scales: Mapping[str, Scale]) -> Values:
     """Deviations [n, signs] of values; NaN for a sign without a scale."""
     deviations = np.full(values.shape, np.nan)
     for sign, scale in scales.items():
-        k = SIGNS.index(sign)
+        k = MEASURED_SIGNS.index(sign)
         deviations[:, k] = deviations_of(values[:, k], scale)
     return deviations
 
@@ -139,7 +147,7 @@ def evidence(z: Values, center: float = CENTER) -> Values:
 
 def caption_doubts(deviations: Values) -> Values:
     """Weighted sums [n] of the deviations [n, signs]; NaN is a sign without evidence."""
-    weights = np.array([WEIGHTS[sign] for sign in SIGNS])
+    weights = np.array([WEIGHTS[sign] for sign in MEASURED_SIGNS])
     return np.asarray(np.nan_to_num(deviations, nan=0.0) @ weights)
 
 
