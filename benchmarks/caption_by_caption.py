@@ -38,7 +38,7 @@ def make_batch(options: argparse.Namespace) -> tuple[Tensor, Tensor, list[int]]:
     )
     lengths = (10 + torch.randint(0, 8, (options.batch,), generator=generator)).tolist()
     words = torch.randn(options.batch, max(lengths), options.dim, generator=generator)
-    near = images.repeat(1, 2, 1)[:, : max(lengths)]
+    near = images.repeat(1, -(-max(lengths) // options.regions), 1)[:, : max(lengths)]
     return images, l2_normalize(near + 0.02 * options.dim**0.5 * words / 4), lengths
 
 
@@ -125,7 +125,7 @@ def main() -> int:
         loop, tiles = results[f"{method}-loop"], results[f"{method}-tiles"]
         tiles["ratio"] = loop["seconds"] / tiles["seconds"]
         apart = abs(loop["checksum"] - tiles["checksum"]) / max(1.0, abs(loop["checksum"]))
-        slopes = abs(loop["gradient"] - tiles["gradient"]) / loop["gradient"]
+        slopes = abs(loop["gradient"] - tiles["gradient"]) / max(1e-9, loop["gradient"])
         if not options.json:
             print(
                 f"{method}: caption by caption {loop['seconds']:.2f} s, {loop['grew_mb']:.0f} MB; "
