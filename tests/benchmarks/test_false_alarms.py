@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from benchmarks.false_alarms import RATES, Signs, chance_rows, listed, random_halves
 
-from counterfoil.audit.suspicion import SIGNS
+from counterfoil.audit.suspicion import MEASURED_SIGNS
 
 CAPTIONS = 5
 
@@ -14,10 +14,10 @@ CAPTIONS = 5
 def drawn_signs(images: int, seed: int) -> Signs:
     """Captions of one image are alike."""
     rng = np.random.default_rng(seed)
-    shape = (images, CAPTIONS, len(SIGNS))
-    values = rng.gamma(4.0, size=shape) + rng.normal(size=(images, 1, len(SIGNS)))
+    shape = (images, CAPTIONS, len(MEASURED_SIGNS))
+    values = rng.gamma(4.0, size=shape) + rng.normal(size=(images, 1, len(MEASURED_SIGNS)))
     image = np.repeat(np.arange(images), CAPTIONS)
-    return Signs(values.reshape(-1, len(SIGNS)), image, rng.random(len(image)) < 0.5)
+    return Signs(values.reshape(-1, len(MEASURED_SIGNS)), image, rng.random(len(image)) < 0.5)
 
 
 def test_halves_never_share_an_image(monkeypatch) -> None:

@@ -1,4 +1,4 @@
-"""Every program in benchmarks/ can start, and most are run in their smallest form."""
+"""Every program in benchmarks/ can start, and some are run in their smallest form."""
 
 from __future__ import annotations
 

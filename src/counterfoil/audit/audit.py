@@ -66,12 +66,12 @@ class Audit:
 
     ``findings`` lists captions with a suspicion of at least ``threshold``, and near-duplicates;
     ``summary`` does not depend on the threshold. ``suspicion`` [captions] is NaN for unreadable
-    images. ``values`` [captions, signs] has what was measured, ``scales`` what that was compared
-    with, ``signs`` [captions, signs] the evidence for reasons. ``word_effects`` are the words of
-    the examined captions, ``word_doubts`` the doubts about them; those above ``word_threshold`` are
-    named as wrong. ``reference`` are the examined captions that were drawn at random.
-    ``surprise``: whether the doubts include the surprise of a language model. ``weights`` are those
-    learned from checked captions, if there were any.
+    images. ``values`` [captions, measured signs] has what was measured, ``scales`` what that was
+    compared with, ``signs`` [captions, signs] the evidence for reasons. ``word_effects`` are the
+    words of the examined captions, ``word_doubts`` the doubts about them; those above
+    ``word_threshold`` are named as wrong. ``reference`` are the examined captions that were drawn
+    at random. ``surprise``: whether the doubts include the surprise of a language model.
+    ``weights`` are those learned from checked captions, if there were any.
     """
 
     split: Split

@@ -43,7 +43,7 @@ SIGNS = ("low-score", "other-image", "other-caption", "neighbors", "wrong-words"
 WORDS = SIGNS.index("wrong-words")
 
 MEASURED_SIGNS = (*SIGNS, "neighbor-sum")
-"""All signs of a caption; ``neighbor-sum`` is a second measure of what ``neighbors`` names."""
+"""What every audit measures; ``neighbor-sum`` is a second measure of what ``neighbors`` names."""
 
 WEIGHTS = {
     "low-score": 0.0,

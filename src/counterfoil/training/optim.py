@@ -159,7 +159,7 @@ class OptimizerStep:
         self, module: nn.Module, config: TrainConfig, batches: int, device: torch.device
     ) -> None:
         self.module, self.clip = module, config.optimizer.clip
-        # of every step, and looking for them takes longer than the sum of their squares
+        # found once: finding them in every step takes longer than summing their squares
         self.parameters = list(module.parameters())
         self.optimizer = create_optimizer(module, config.optimizer)
         self.per_epoch = per_epoch = -(-batches // config.accumulate)

@@ -34,9 +34,14 @@ STRIDE = 1 << 15
 """Words of a chunk. The distance of regions in memory is a compile-time constant, so that loads
 need no arithmetic for their addresses, which was a fifth of all instructions."""
 
+MOST_GROUPS = 128
+"""Groups of captions whose Gram matrices are computed together: it limits memory, and batches of
+2¹⁶ products and more have been wrong in PyTorch."""
+
 REGISTERS, FROM_REGIONS = 168, 25
-"""Register limit per thread for text queries, and from how many regions on: three programs then
-share a multiprocessor instead of two, for a few spilled bytes. With masks more would spill."""
+"""Register limit per thread for text queries of SCAN, BFAN and NAAF, and from how many regions on:
+three programs then share a multiprocessor instead of two, for a few spilled bytes. With masks more
+would spill."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +83,7 @@ def interleaved_words(
     query_gram, sizes = None, [0] * captions.groups
     if by_regions or spec.propagation != "none":
         parts = []
-        for first, last, size in _runs([size for _, size in captions.spans]):
+        for first, last, size in _runs([size for _, size in captions.spans], MOST_GROUPS):
             grams = _grams(fragments, captions, first, last, size)
             if by_regions:
                 fours = _triangle(grams).unflatten(-1, (-1, ENTRIES_PER_LOAD))
@@ -266,10 +271,11 @@ class _Block:
         ]  # fmt: skip
 
 
-def _runs(sizes: list[int]) -> Iterator[tuple[int, int, int]]:
-    """Where each run of equal sizes begins and ends, and the size."""
+def _runs(sizes: list[int], most: int | None = None) -> Iterator[tuple[int, int, int]]:
+    """Where each run of equal sizes begins and ends, and the size; runs of ``most`` at most."""
     first = 0
     for size, run in groupby(sizes):
         last = first + len(list(run))
-        yield first, last, size
+        for start in range(first, last, most or last - first):
+            yield start, min(start + (most or last - first), last), size
         first = last
