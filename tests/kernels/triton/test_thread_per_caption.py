@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from counterfoil.encoders.encoded import Encoded
 from counterfoil.kernels import dispatch
+from counterfoil.kernels.spec import KernelSpec
 from counterfoil.kernels.triton import thread_per_caption as lane_scoring
 from tests.conftest import thinned
 from tests.kernels.test_dispatch import MATCHERS, D, both_ways
@@ -116,3 +117,22 @@ def test_kernels_read_nothing_but_what_they_are_given(name, lengths, strays) -> 
     result, expected = both_ways(name, images, texts)
     assert strays == []
     torch.testing.assert_close(result, expected, atol=2e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        KernelSpec("scan", query_side="image", scale=4.0),
+        KernelSpec("naaf", scale=20.0, propagation="soft", gate_scale=20.0),
+    ],
+)
+def test_words_have_the_same_gram_matrices_whatever_is_multiplied_together(
+    spec, monkeypatch
+) -> None:
+    lengths = [3] * 21 + [5] * 9 + [1]
+    words = torch.randn(sum(lengths), D, generator=torch.Generator().manual_seed(0))
+    whole = lane_scoring.interleaved_words(words, lengths, [spec])
+    monkeypatch.setattr(lane_scoring, "MOST_GROUPS", 2)
+    parts = lane_scoring.interleaved_words(words, lengths, [spec])
+    assert torch.equal(parts.query_gram_at, whole.query_gram_at)
+    torch.testing.assert_close(parts.query_gram, whole.query_gram)

@@ -35,8 +35,8 @@ STRIDE = 1 << 15
 need no arithmetic for their addresses, which was a fifth of all instructions."""
 
 MOST_GROUPS = 128
-"""Groups of captions whose Gram matrices are computed together: it limits memory, and batches of
-2¹⁶ products and more have been wrong in PyTorch."""
+"""Groups of captions whose Gram matrices are computed together. It limits memory, and batches of
+2¹⁶ products in half precision have been wrong (github.com/pytorch/pytorch/issues/25241)."""
 
 REGISTERS, FROM_REGIONS = 168, 25
 """Register limit per thread for text queries of SCAN, BFAN and NAAF, and from how many regions on:
