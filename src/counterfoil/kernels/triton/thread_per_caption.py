@@ -158,7 +158,7 @@ def thread_per_caption_scores(
         else:
             u, v, shift = _less_boundary(u, v, spec.boundary)
     size = dtype.itemsize * per_image * STRIDE
-    rows = max(1, min(images, MAX_IMAGES_PER_LAUNCH, BUFFER // size))
+    rows = max(1, min(images, MAX_IMAGES_PER_LAUNCH, _buffer(u.device) // size))
     sims = u.new_empty(rows * per_image, STRIDE, dtype=dtype)
     triangles = _triangle(regions.gram).float().contiguous()
     longest = max([per_image, *(size for _, size in words.captions.spans)], default=1)
@@ -189,6 +189,14 @@ def thread_per_caption_scores(
             if number > 0:
                 total[block] += out
     return total.index_select(1, words.captions.places)
+
+
+def _buffer(device: torch.device) -> int:
+    """Bytes of similarities held at once: more on a large GPU, where fewer launches end unevenly."""
+    if device.type != "cuda":
+        return BUFFER
+    share = torch.cuda.get_device_properties(device).total_memory // 32
+    return min(max(BUFFER, share), 4 * BUFFER)
 
 
 def _chunks(spans: Sequence[tuple[int, int]]) -> list[Chunk]:
