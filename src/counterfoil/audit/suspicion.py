@@ -47,11 +47,11 @@ MEASURED_SIGNS = (*SIGNS, "neighbor-sum")
 
 WEIGHTS = {
     "low-score": 0.0,
-    "other-image": 0.5,
-    "other-caption": 1.0,
-    "neighbors": 0.75,
-    "wrong-words": 0.4,
-    "neighbor-sum": 0.0,
+    "other-image": 0.2,
+    "other-caption": 0.8,
+    "neighbors": 0.6,
+    "wrong-words": 0.5,
+    "neighbor-sum": 0.5,
 }
 """Weights of the deviations, chosen on the dev splits of the scenes (scenes-naaf) and of Flickr8k
 (photos-vse) with noise of other seeds. Both leads contain the score, so it has none of its own."""
