@@ -142,7 +142,7 @@ def test_scales_from_before_a_sign_existed_are_refused(learned, concepts) -> Non
     with pytest.raises(DataError, match=r"wrong-words 0\.5; expected .*neighbor-sum 0\.5; .*again"):
         audit_split(learned, concepts.test, false_alarms=before)
     # the first files had no weights at all
-    with pytest.raises(DataError, match="no weights are stored .* an earlier version .*audit_split"):
+    with pytest.raises(DataError, match=r"no weights are stored .*earlier version.*audit_split"):
         audit_split(learned, concepts.test, false_alarms=stored_and_read(limits, weights=None))
 
 
@@ -158,9 +158,7 @@ def test_a_sign_that_had_no_value_needs_no_scale(learned, concepts) -> None:
     limits = calibrate(audit_split(learned, concepts.train), 0.1)
     signs = limits.as_dict()["scales"]["signs"]
     without = {sign: each for sign, each in signs.items() if sign != "neighbor-sum"}
-    audit = audit_split(
-        learned, concepts.test, false_alarms=stored_and_read(limits, signs=without)
-    )
+    audit = audit_split(learned, concepts.test, false_alarms=stored_and_read(limits, signs=without))
     assert np.isfinite(audit.suspicion[audit.survey.captions]).all()
     assert "neighbor-sum" not in audit.scales.signs
 

@@ -294,8 +294,8 @@ def _check_format(cell: Cell, path: Path) -> None:
     found = cell.settings.get("format")
     if found != FORMAT:
         raise DataError(
-            f"{path}: has cells of format {found}, expected {FORMAT}: they were measured by another "
-            "version, whose numbers cannot be compared with those of this one; delete the file or "
+            f"{path}: has cells of format {found}, expected {FORMAT}: another version measured "
+            "them, whose numbers cannot be compared with those of this one; delete the file or "
             "choose another folder, and measure again"
         )
 

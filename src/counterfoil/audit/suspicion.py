@@ -116,8 +116,8 @@ class Scales:
         if self.weights == WEIGHTS:
             return
         again = (
-            "doubts by other weights cannot be compared; audit the trusted split again, and measure "
-            "the scales and thresholds on it: calibrate(audit_split(model, trusted), rate)"
+            "doubts by other weights cannot be compared; measure scales and thresholds on the "
+            "trusted split again: calibrate(audit_split(model, trusted), rate)"
         )
         if self.weights is None:
             raise DataError(
