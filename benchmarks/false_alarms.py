@@ -27,6 +27,7 @@ from counterfoil.audit.benchmark import Corrupted, corrupt
 from counterfoil.audit.false_alarms import conformal_threshold
 from counterfoil.audit.suspicion import (
     SIGNS,
+    WEIGHTS,
     WORDS,
     Scale,
     Scales,
@@ -82,7 +83,7 @@ class Signs:
         words = sign_scales(self.values[self.reference])[SIGNS[WORDS]]
         signs = {**sign_scales(self.values), SIGNS[WORDS]: words}
         doubts = caption_doubts(sign_deviations(self.values, signs))
-        return Scales(signs, Scale.of_usual(doubts))
+        return Scales(signs, Scale.of_usual(doubts), dict(WEIGHTS))
 
 
 def listed(trusted: Signs, clean: Signs) -> Values:

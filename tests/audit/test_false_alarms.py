@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 
 import numpy as np
@@ -9,10 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from counterfoil.audit import alarm_curve, audit_split, calibrate
+from counterfoil.audit import FalseAlarms, alarm_curve, audit_split, calibrate
 from counterfoil.audit.false_alarms import MIN_TRUSTED, conformal_threshold, word_pool
 from counterfoil.audit.suspicion import (
     MEASURED_SIGNS,
+    WEIGHTS,
     Scale,
     Scales,
     caption_doubts,
@@ -73,7 +75,8 @@ def test_an_audit_lists_the_asked_share_of_right_captions(learned, concepts) -> 
 def usual_in(values) -> Scales:
     """The scales that an audit of these values uses without trusted captions."""
     signs = sign_scales(values)
-    return Scales(signs, Scale.of_usual(caption_doubts(sign_deviations(values, signs))))
+    doubts = caption_doubts(sign_deviations(values, signs))
+    return Scales(signs, Scale.of_usual(doubts), dict(WEIGHTS))
 
 
 @pytest.mark.parametrize("wrong", [0, 150, 400])
@@ -112,6 +115,52 @@ def test_trusted_captions_say_what_is_usual_in_the_audited_split(learned, concep
     alarm_curve(trusted, audited, [0.1])
     with pytest.raises(DataError, match="not compared with what is usual in 'train'"):
         alarm_curve(trusted, alone, [0.1])
+
+
+def stored_and_read(limits, **changed) -> FalseAlarms:
+    """Thresholds as they stand in a summary.json, with a part of the scales changed."""
+    tree = json.loads(json.dumps(limits.as_dict()))
+    scales = {**tree["scales"], **changed}
+    signs = {sign: Scale(**scale) for sign, scale in scales["signs"].items()}
+    read = Scales(signs, Scale(**scales["doubt"]), scales["weights"])
+    return FalseAlarms(**{**tree, "scales": read})
+
+
+def test_stored_scales_hold_for_the_weights_that_they_were_measured_with(learned, concepts) -> None:
+    limits = calibrate(audit_split(learned, concepts.train), 0.1)
+    assert limits.as_dict()["scales"]["weights"] == WEIGHTS
+    now = audit_split(learned, concepts.test, false_alarms=limits)
+    again = audit_split(learned, concepts.test, false_alarms=stored_and_read(limits))
+    np.testing.assert_array_equal(again.suspicion, now.suspicion)
+
+
+def test_scales_from_before_a_sign_existed_are_refused(learned, concepts) -> None:
+    limits = calibrate(audit_split(learned, concepts.train), 0.1)
+    fewer = {sign: each for sign, each in WEIGHTS.items() if sign != "neighbor-sum"}
+    signs = {sign: limits.as_dict()["scales"]["signs"][sign] for sign in fewer}
+    before = stored_and_read(limits, signs=signs, weights=fewer)
+    with pytest.raises(DataError, match=r"wrong-words 0\.5; expected .*neighbor-sum 0\.5; .*again"):
+        audit_split(learned, concepts.test, false_alarms=before)
+    # the first files had no weights at all
+    with pytest.raises(DataError, match=r"no weights are stored .*earlier version.*audit_split"):
+        audit_split(learned, concepts.test, false_alarms=stored_and_read(limits, weights=None))
+
+
+def test_scales_measured_with_other_weights_are_refused(learned, concepts) -> None:
+    limits = calibrate(audit_split(learned, concepts.train), 0.1)
+    other = stored_and_read(limits, weights={**WEIGHTS, "neighbors": 0.75})
+    with pytest.raises(DataError, match=r"neighbors 0\.75.*expected .*neighbors 0\.6"):
+        audit_split(learned, concepts.test, false_alarms=other)
+
+
+def test_a_sign_that_had_no_value_needs_no_scale(learned, concepts) -> None:
+    """Its weight says that it was measured."""
+    limits = calibrate(audit_split(learned, concepts.train), 0.1)
+    signs = limits.as_dict()["scales"]["signs"]
+    without = {sign: each for sign, each in signs.items() if sign != "neighbor-sum"}
+    audit = audit_split(learned, concepts.test, false_alarms=stored_and_read(limits, signs=without))
+    assert np.isfinite(audit.suspicion[audit.survey.captions]).all()
+    assert "neighbor-sum" not in audit.scales.signs
 
 
 def test_a_few_trusted_captions_are_refused(learned, concepts) -> None:

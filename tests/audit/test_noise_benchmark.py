@@ -11,6 +11,7 @@ import pytest
 from counterfoil.audit.detection import METHODS
 from counterfoil.audit.noise import plant
 from counterfoil.audit.noise_benchmark import (
+    FORMAT,
     Benchmark,
     Given,
     SelfTrained,
@@ -76,6 +77,24 @@ def test_a_cell_without_a_new_method_is_shown_and_measured_again(cells, task, tm
     again = replace(task, out=tmp_path)
     assert [cell.methods for cell in again.run()] == [cell.methods for cell in cells]
     assert [tuple(cell.methods) for cell in read_cells(tmp_path)] == [METHODS] * 2
+
+
+def test_cells_of_another_format_are_refused(cells, task, tmp_path) -> None:
+    old = [
+        cell.model_copy(update={"settings": {**cell.settings, "format": FORMAT - 1}})
+        for cell in cells
+    ]
+    write_results(tmp_path, old)
+    expected = rf"results\.json: .*format {FORMAT - 1}, expected {FORMAT}.*measure again"
+    with pytest.raises(DataError, match=expected):
+        read_cells(tmp_path)
+    with pytest.raises(DataError, match=expected):
+        replace(task, out=tmp_path).run()
+    (tmp_path / "results.json").unlink()
+    (tmp_path / "cells").mkdir()
+    (tmp_path / "cells" / "a.json").write_text(old[0].to_json())
+    with pytest.raises(DataError, match=r"a\.json: .*delete the file"):
+        read_cells(tmp_path)
 
 
 def test_results_are_read_back_without_the_single_cells(cells, task, tmp_path) -> None:

@@ -31,6 +31,7 @@ from counterfoil.audit.suspicion import (
     MEASURED_SIGNS,
     SIGNS,
     SUSPICIOUS_FROM,
+    WEIGHTS,
     WORDS,
     Scale,
     Scales,
@@ -123,6 +124,8 @@ def audit_split(
     if not 0.0 < threshold <= 1.0:
         raise ConfigError(f"audit: expected a threshold above 0 and at most 1, got {threshold}")
     _check_labels(split, checked, false_alarms)
+    if false_alarms is not None:
+        false_alarms.scales.check_weights()
     checkpoint = None if keep is None else SurveyCheckpoint.of(keep, model, split)
     survey = survey_split(model, split, progress, checkpoint=checkpoint)
     captions = survey.captions
@@ -204,7 +207,7 @@ def audit_split(
         survey=survey,
         suspicion=suspicion,
         values=values,
-        scales=Scales(scales, usual_doubt),
+        scales=Scales(scales, usual_doubt, dict(WEIGHTS)),
         signs=signs,
         word_doubts=words.doubts,
         word_effects=words.effects,

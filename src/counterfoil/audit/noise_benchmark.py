@@ -42,8 +42,8 @@ from counterfoil.plots.charts import line_chart, save_figure
 from counterfoil.training.run import new_model
 from counterfoil.training.trainer import Trainer
 
-FORMAT = 2
-"""To increase with every change that makes stored cells incomparable."""
+FORMAT = 3
+"""To increase with every change that makes stored cells incomparable: they are then refused."""
 
 RESULTS, CELLS = "results.json", "cells"
 DEV_IMAGES = 50
@@ -270,19 +270,34 @@ def train_on(
 
 
 def read_cells(folder: Path) -> list[Cell]:
-    """All cells of a folder: those of its results, and those measured since."""
+    """All cells of a folder: those of its results, and those measured since.
+
+    Cells of another format are refused, so that no table mixes them with new ones.
+    """
     cells: dict[str, Cell] = {}
     if (folder / RESULTS).is_file():
         for tree in _parse(folder / RESULTS):
             cell = Cell.from_dict(tree)
+            _check_format(cell, folder / RESULTS)
             cells[_digest(cell.settings)] = cell
     for path in sorted((folder / CELLS).glob("*.json")):
         try:
             cell = Cell.from_json(read_text(path))
         except DataError as error:
             raise DataError(f"{path}: {error}; delete it to measure it again") from None
+        _check_format(cell, path)
         cells[_digest(cell.settings)] = cell
     return sorted(cells.values(), key=lambda c: (c.split, c.noise, -c.rate, c.model, c.seed))
+
+
+def _check_format(cell: Cell, path: Path) -> None:
+    found = cell.settings.get("format")
+    if found != FORMAT:
+        raise DataError(
+            f"{path}: has cells of format {found}, expected {FORMAT}: another version measured "
+            "them, whose numbers cannot be compared with those of this one; delete the file or "
+            "choose another folder, and measure again"
+        )
 
 
 def _parse(path: Path) -> list[Any]:

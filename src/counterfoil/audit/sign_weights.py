@@ -1,10 +1,8 @@
 """Weights of signs learned from checked captions: a logistic regression near the default weights.
 
-Two of the signs have a default weight of 0. They come from neighbors, and how much they say depends
-on how the errors were made, which labels tell:
-
-- ``neighbor-sum``: `summed_disagreement`, the sum of which the sign ``neighbors`` is the mean;
-- ``copies``: `copy_disagreement`, for captions that were copied to a wrong image.
+The measured signs are weighed, and one more, whose default weight is 0: ``copies``, the
+`copy_disagreement` of captions that were copied to a wrong image. How much it says depends on how
+the errors were made, which labels tell.
 
 The prior is the default audit itself: its suspicion is a logistic function of the doubt. A weight
 moves away from its default only as far as the checked captions say so.

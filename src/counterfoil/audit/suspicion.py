@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from counterfoil.core.errors import DataError
 from counterfoil.core.progress import Progress, Silent
 from counterfoil.core.tensors.modes import eval_mode
 from counterfoil.data.batches.collate import pad_fragments
@@ -47,14 +48,15 @@ MEASURED_SIGNS = (*SIGNS, "neighbor-sum")
 
 WEIGHTS = {
     "low-score": 0.0,
-    "other-image": 0.5,
-    "other-caption": 1.0,
-    "neighbors": 0.75,
-    "wrong-words": 0.4,
-    "neighbor-sum": 0.0,
+    "other-image": 0.2,
+    "other-caption": 0.8,
+    "neighbors": 0.6,
+    "wrong-words": 0.5,
+    "neighbor-sum": 0.5,
 }
-"""Weights of the deviations, chosen on the dev splits of the scenes (scenes-naaf) and of Flickr8k
-(photos-vse) with noise of other seeds. Both leads contain the score, so it has none of its own."""
+"""Weights of the deviations, chosen together on drawn dev scenes (scenes-naaf) and on the dev split
+of Flickr8k (photos-vse, photos-naaf), with noise of other seeds than in any table. Both leads
+contain the score, so it has none of its own."""
 
 TO_NORMAL = 1.4826
 """Standard deviation of a normal distribution in median absolute deviations."""
@@ -101,15 +103,40 @@ class Scales:
     """What is usual in a split: the scale of each sign, and of a caption's doubt, their sum.
 
     Suspicion by the scales of another split can be compared with that split's suspicion. A sign
-    without any value has no scale.
+    without any value has no scale, but it has a weight: ``weights`` are those of all signs that
+    were measured, whose sum is the doubt. Scales without weights were stored by an earlier version.
     """
 
     signs: dict[str, Scale]
     doubt: Scale
+    weights: Mapping[str, float] | None = None
+
+    def check_weights(self) -> None:
+        """Refuse scales that were measured with other signs or weights than those of now."""
+        if self.weights == WEIGHTS:
+            return
+        again = (
+            "doubts by other weights cannot be compared; measure scales and thresholds on the "
+            "trusted split again: calibrate(audit_split(model, trusted), rate)"
+        )
+        if self.weights is None:
+            raise DataError(
+                "scales of signs: no weights are stored with them, so an earlier version measured "
+                f"them, with scales of {', '.join(self.signs)}; expected the weights "
+                f"{_listed(WEIGHTS)}; {again}"
+            )
+        raise DataError(
+            f"scales of signs: measured with the weights {_listed(self.weights)}; expected "
+            f"{_listed(WEIGHTS)}; {again}"
+        )
 
     def suspicion(self, values: Values) -> Values:
         """Suspicion [n] from the values [n, signs] of captions."""
         return combine(sign_deviations(values, self.signs), self.doubt)
+
+
+def _listed(weights: Mapping[str, float]) -> str:
+    return ", ".join(f"{sign} {weight:g}" for sign, weight in weights.items())
 
 
 def deviations_of(values: Values, scale: Scale | None = None) -> Values:
