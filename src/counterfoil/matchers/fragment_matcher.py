@@ -12,12 +12,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from counterfoil.core.distributed import gather_counts
 from counterfoil.core.errors import ConfigError
+from counterfoil.core.tensors.host_mirror import host_mask
 from counterfoil.core.tensors.modes import is_exporting
 from counterfoil.encoders.encoded import HALVES, Encoded
 from counterfoil.kernels.attention import Score, Sides, Tile, gram
@@ -31,6 +34,10 @@ CACHED_CELLS = 1 << 26
 
 BLOCK_CELLS = 1 << 24
 """Similarities of one matrix product if they are not stored."""
+
+GROUPS, SMALLEST_GROUP = 4, 16
+"""Texts of a block that fits into memory are scored in groups of similar length, to save padding;
+and the fewest texts of a group, because more groups are more operations."""
 
 COMPILE_BACKEND = "inductor"
 _compiled: dict[tuple[type, str], Callable[..., Tensor]] = {}
@@ -128,14 +135,13 @@ class FragmentMatcher(Matcher):
     def score_block(self, images: Encoded, texts: Encoded, job: ScoringJob) -> Tensor:
         if is_exporting():
             return self.tile(images, texts)
-        lengths = texts.extents()  # not the number of words: padding may precede a word
-        order = lengths.argsort(descending=True, stable=True)
-        ordered = texts[order]
-        longest = max(1, int(lengths.max())) if len(texts) else 1
-        regions = max(1, int(images.extents().max())) if len(images) else 1
-        images = images.trim_to(regions)
         device = images.mask.device
-        cells = self.cells_per_pair(longest, regions)
+        lengths = _extents(texts)
+        order = np.argsort(-lengths, kind="stable")
+        lengths, ordered = lengths[order], texts[torch.from_numpy(order).to(device)]
+        regions = max(1, int(_extents(images).max(initial=0)))
+        images = images.trim_to(regions)
+        cells = self.cells_per_pair(max(1, int(lengths.max(initial=0))), regions)
         plan = plan_tiles(len(images), len(texts), cells, self.floats_per_cell, device)
         if not self.cuts_images:
             plan = TilePlan(max(1, len(images)), min(gather_counts(plan.columns, device)))
@@ -143,13 +149,13 @@ class FragmentMatcher(Matcher):
         if not len(images) or not len(texts):  # after the plan, which processes agree on together
             return fragments(texts).new_zeros(len(images), len(texts))
         score = self._tile_scorer(job, device, recompute=not whole)
+        width = min(plan.columns, max(SMALLEST_GROUP, -(-len(texts) // GROUPS)))
         columns: list[Tensor] = []
-        for left in range(0, len(texts), plan.columns):
-            block = ordered[left : left + plan.columns]
-            block = block.trim_to(max(1, int(block.extents().max())))
+        for left in range(0, len(texts), width):
+            block = ordered[left : left + width].trim_to(max(1, int(lengths[left])))
             tops = range(0, len(images), plan.rows)
             columns.append(torch.cat([score(images[top : top + plan.rows], block) for top in tops]))
-        return torch.cat(columns, dim=1)[:, order.argsort()]
+        return torch.cat(columns, dim=1)[:, torch.from_numpy(np.argsort(order)).to(device)]
 
     def _tile_scorer(
         self, job: ScoringJob, device: torch.device, recompute: bool
@@ -171,6 +177,13 @@ class FragmentMatcher(Matcher):
             run, fragments(images), fragments(texts), use_reentrant=False, preserve_rng_state=False
         )
         return scores
+
+
+def _extents(items: Encoded) -> NDArray[np.int64]:
+    """Index after the last real fragment of each item; padding may also precede it."""
+    mask = host_mask(items.mask)
+    ends = np.arange(1, mask.shape[1] + 1)
+    return (mask * ends).max(1, initial=0)
 
 
 def can_compile(device: torch.device) -> bool:
