@@ -291,10 +291,10 @@ def read_cells(folder: Path) -> list[Cell]:
 
 
 def _check_format(cell: Cell, path: Path) -> None:
-    found = cell.settings.get("format")
-    if found != FORMAT:
+    stored = cell.settings.get("format")
+    if stored != FORMAT:
         raise DataError(
-            f"{path}: has cells of format {found}, expected {FORMAT}: another version measured "
+            f"{path}: has cells of format {stored}, expected {FORMAT}: another version measured "
             "them, whose numbers cannot be compared with those of this one; delete the file or "
             "choose another folder, and measure again"
         )

@@ -2,7 +2,7 @@
 
 With w the attention weights of a word over an image's regions V, the context v̂ = Σ w_r v_r is
 never built: u·v̂ = Σ w_r s_r and ‖v̂‖² = wᵀ(VVᵀ)w (the Gram identity). No tensor of size
-pairs × words × D exists, forward or backward.
+pairs × words × D exists, forward or backward. `unit_contexts` is for methods that need one.
 
 Shapes: I images, T texts, W words, R regions, D width; in tiles, Q query items with N fragments
 and C key items with K fragments. Queries are texts and keys images, or the reverse.
@@ -61,6 +61,21 @@ def attended_cosine(
     numerator = (weights_ITWR * sims_ITWR).sum(-1)
     denominator = word_norms_TW[None] * context_norms(weights_ITWR, gram_IRR)
     return numerator / denominator.clamp(min=EPS)
+
+
+def unit_contexts(weights_ITWR: Tensor, images_IRD: Tensor) -> Tensor:
+    """Contexts v̂ / ‖v̂‖ [I, T, W, D] of every word.
+
+    Weights are divided by the norm before the product, as there are far fewer of them than numbers
+    of contexts. In half precision the norm is computed in single: its error is that of a whole
+    context, which does not average out over channels.
+    """
+    images, texts, words, _ = weights_ITWR.shape
+    with torch.autocast(images_IRD.device.type, enabled=False):
+        fragments = images_IRD.float() if images_IRD.dtype.itemsize < 4 else images_IRD
+        norms = context_norms(weights_ITWR.to(fragments.dtype), gram(fragments))
+    scaled = (weights_ITWR / (norms[..., None] + EPS)).to(images_IRD.dtype)
+    return torch.matmul(scaled.flatten(1, 2), images_IRD).view(images, texts, words, -1)
 
 
 def masked_softmax(logits: Tensor, mask: Tensor | None, dim: int = -1) -> Tensor:

@@ -218,7 +218,10 @@ class GSMN(FragmentMatcher):
         q, a = self._in_blocks(queries), self._in_blocks(keys)  # [B, Q, n, d], [B, A, m, d]
         sims = q.flatten(1, 2) @ a.flatten(1, 2).transpose(1, 2)
         sims = sims.view(*q.shape[:3], *a.shape[1:3])  # [B, Q, n, A, m]
-        relevant = leaky(sims.sum(0)).masked_fill(~queries.mask[:, :, None, None], 0.0)
+        whole = fragments(queries).flatten(0, 1) @ fragments(keys).flatten(0, 1).T
+        relevant = leaky(whole.view(sims.shape[1:])).masked_fill(
+            ~queries.mask[:, :, None, None], 0.0
+        )
         attention = l2_over(relevant, 1)  # over the query nodes, as in SCAN
         weights = masked_softmax(self.lambda_softmax * attention, keys.mask)  # [Q, n, A, m]
         products = (sims * weights).sum(-1).permute(3, 1, 2, 0)  # [A, Q, n, B]
@@ -230,7 +233,8 @@ class GSMN(FragmentMatcher):
         flat = weights.permute(2, 0, 1, 3).flatten(1, 2)  # [A, Q·n, m]
         grams = (a @ a.transpose(2, 3)).permute(1, 2, 0, 3).flatten(2)  # [A, m, B·m]
         spread = (flat @ grams).view(*flat.shape[:2], self.blocks, a.shape[2])  # [A, Q·n, B, m]
-        squared = torch.einsum("axbm,axm->axb", spread, flat)
+        # a product and a sum: a million products of a matrix and a vector take a GPU longer
+        squared = (spread * flat.to(spread.dtype)[:, :, None]).sum(-1)
         # the square root has no derivative at zero: a node without attention gets no gradient
         safe = torch.where(squared > 0, squared, torch.ones_like(squared)).sqrt()
         lengths = torch.where(squared > 0, safe, torch.zeros_like(squared))

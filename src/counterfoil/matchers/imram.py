@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from counterfoil.core.errors import ConfigError
 from counterfoil.encoders.encoded import Encoded, l2_normalize
 from counterfoil.kernels.attention import attended_cosine, gram, masked_softmax, similarities
+from counterfoil.kernels.gated_update import gated_update
 from counterfoil.matchers.base import matchers
 from counterfoil.matchers.fragment_matcher import (
     FragmentMatcher,
@@ -26,7 +27,7 @@ class MemoryDistillation(nn.Module):
 
     g = sigmoid(W_g [q; c] + b_g) and o = tanh(W_o [q; c] + b_o) with the context c = Σ_k w_k v_k.
     As W c = Σ_k w_k (W v_k), fragments are mapped once per item instead of contexts once per pair,
-    and c is never built.
+    and c is never built. Both layers are one product.
     """
 
     def __init__(self, embed_size: int, normalize: bool) -> None:
@@ -37,17 +38,14 @@ class MemoryDistillation(nn.Module):
 
     def forward(self, queries: Tensor, weights: Tensor, contexts: Tensor) -> Tensor:
         """New queries [C, Q, N, D] from old ones, their weights [C, Q, N, K] and v [C, K, D]."""
-        gate = torch.sigmoid(self._linear(self.gate, queries, weights, contexts))
-        update = torch.tanh(self._linear(self.update, queries, weights, contexts))
-        refined = gate * queries + (1 - gate) * update
+        weight = torch.cat([self.gate.weight, self.update.weight])
+        of_query, of_context = weight.chunk(2, dim=1)
+        bias = torch.cat([self.gate.bias, self.update.bias])
+        from_context = weights.flatten(1, 2) @ F.linear(contexts, of_context)  # [C, Q·N, 2D]
+        from_query = F.linear(queries, of_query, bias)
+        logits = from_query + from_context.unflatten(1, weights.shape[1:3])
+        refined = gated_update(queries, logits)
         return l2_normalize(refined) if self.normalize else refined
-
-    @staticmethod
-    def _linear(layer: nn.Linear, queries: Tensor, weights: Tensor, contexts: Tensor) -> Tensor:
-        query_weight, context_weight = layer.weight.chunk(2, dim=1)
-        from_context = weights.flatten(1, 2) @ F.linear(contexts, context_weight)  # [C, Q·N, D]
-        from_query = F.linear(queries, query_weight, layer.bias)
-        return from_query + from_context.unflatten(1, weights.shape[1:3])
 
 
 class RecurrentAttention(nn.Module):

@@ -18,7 +18,14 @@ from counterfoil.core.errors import DataError
 from counterfoil.core.registry import refuse_unused
 from counterfoil.encoders.encoded import Encoded
 from counterfoil.encoders.layers import FragmentBatchNorm, linear_before_norm, xavier_linear
-from counterfoil.kernels.attention import EPS, l2_over, leaky, masked_softmax, similarities
+from counterfoil.kernels.attention import (
+    EPS,
+    l2_over,
+    leaky,
+    masked_softmax,
+    similarities,
+    unit_contexts,
+)
 from counterfoil.kernels.spec import ScoringJob
 from counterfoil.matchers.base import Matcher, matchers, pooled
 from counterfoil.matchers.fragment_matcher import (
@@ -153,8 +160,8 @@ class AlignmentMatcher(FragmentMatcher):
         relevant = leaky(similarities(v, u)).masked_fill(~texts.mask[None, :, :, None], 0.0)
         attention = l2_over(relevant, 2)  # over words, as in SCAN
         weights = masked_softmax(self.lambda_softmax * attention, images.mask[:, None, None, :])
-        contexts = l2_over(torch.einsum("itwr,ird->itwd", weights, v), -1)
-        local = self.local_similarity((contexts - u).square())  # [I, T, W, S]
+        contexts = unit_contexts(weights, v)
+        local = self.local_similarity((contexts - u.to(contexts.dtype)).square())  # [I, T, W, S]
         difference = pooled(images, "image")[:, None] - pooled(texts, "text")
         whole = self.global_similarity(difference.square())  # [I, T, S]
         return l2_over(torch.cat([whole[:, :, None], local], dim=2), -1)

@@ -192,7 +192,7 @@ def thread_per_caption_scores(
 
 
 def _buffer(device: torch.device) -> int:
-    """Bytes of similarities held at once: fewer launches, and idle ends of these, on a large GPU."""
+    """Bytes of similarities held at once: more on a large GPU, for fewer launches and idle ends."""
     if device.type != "cuda":
         return BUFFER
     share = torch.cuda.get_device_properties(device).total_memory // 32

@@ -1,0 +1,97 @@
+"""The gated update by its kernels, in Triton's interpreter, against PyTorch in double precision."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from counterfoil.core.errors import ArgumentError
+from counterfoil.kernels import gated_update as module
+from counterfoil.kernels.gated_update import gated_update
+from counterfoil.matchers import matchers
+from tests.conftest import assert_close, assert_gradient_close, load_fixture
+from tests.matchers.local import encoded_pair
+
+pytest.importorskip("triton", reason="Triton is not installed")
+
+CASES = [  # shape of the old values, and of the logits without their last axis
+    ((1, 2, 3, 5), (4, 2, 3)),
+    ((3, 2, 1, 64), (3, 2, 1)),
+    ((1, 1, 1, 1), (2, 1, 1)),
+    ((2, 4, 1100), (2, 4)),
+    ((1, 4, 1025), (3, 4)),
+    ((0, 2, 8), (0, 2)),
+    ((1, 2, 8), (0, 2)),
+]
+TOLERANCES = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 2e-2}
+
+
+def sides(case: tuple[tuple[int, ...], tuple[int, ...]]) -> tuple[Tensor, Tensor, Tensor]:
+    """Old values, logits, and a gradient from above."""
+    old, leading = case
+    draw = torch.Generator().manual_seed(sum(old))
+    return tuple(
+        torch.randn(*shape, generator=draw)
+        for shape in (old, (*leading, 2 * old[-1]), (*leading, old[-1]))
+    )
+
+
+def with_gradients(old: Tensor, logits: Tensor, above: Tensor) -> list[Tensor]:
+    leaves = [one.detach().clone().requires_grad_() for one in (old, logits)]
+    updated = gated_update(*leaves)
+    updated.backward(above.to(updated.dtype))
+    return [updated.detach(), *(leaf.grad for leaf in leaves)]
+
+
+def assert_agree(case, dtype: torch.dtype, device: str = "cpu") -> None:
+    old, logits, above = sides(case)
+    logits, above = logits.to(dtype), above.to(dtype)
+    for kind in {dtype, torch.float32}:  # the first step has single-precision fragments
+        found = with_gradients(*(one.to(device) for one in (old.to(kind), logits, above)))
+        assert [one.dtype for one in found] == [dtype, kind, dtype]
+        expected = with_gradients(*(one.double() for one in (old.to(kind), logits, above)))
+        for mine, theirs in zip(found, expected, strict=True):
+            scale = theirs.abs().amax().clamp(min=1) if theirs.numel() else 1.0
+            assert torch.allclose(
+                mine.cpu().double(), theirs, atol=float(TOLERANCES[dtype] * scale)
+            )
+
+
+@pytest.fixture
+def by_kernel(monkeypatch) -> None:
+    monkeypatch.setattr(module, "usable", lambda device, dtype: dtype != torch.float64)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCES)
+@pytest.mark.parametrize("case", CASES)
+def test_updates_and_gradients_are_pytorchs(case, dtype, by_kernel) -> None:
+    assert_agree(case, dtype)
+
+
+def test_a_second_derivative_is_an_error(by_kernel) -> None:
+    old, logits, _ = sides(CASES[0])
+    logits.requires_grad_()
+    (gradient,) = torch.autograd.grad(gated_update(old, logits).sum(), logits, create_graph=True)
+    with pytest.raises(ArgumentError, match="second derivatives"):
+        gradient.square().sum().backward()
+
+
+def test_imram_by_the_kernel_is_imram(monkeypatch) -> None:
+    images, texts = encoded_pair(load_fixture("imram"))
+    results = []
+    for usable in (False, True):
+        monkeypatch.setattr(module, "usable", lambda device, dtype, usable=usable: usable)
+        torch.manual_seed(0)
+        matcher = matchers["imram"](images.fragments.shape[-1])
+        leaves = [side.fragments.detach().requires_grad_() for side in (images, texts)]
+        pair = [replace(s, fragments=leaf) for s, leaf in zip((images, texts), leaves, strict=True)]
+        scores = matcher(*pair)
+        scores.square().sum().backward()
+        results.append((scores.detach(), [x.grad for x in (*leaves, *matcher.parameters())]))
+    assert_close(results[1][0], results[0][0])
+    for mine, theirs in zip(results[1][1], results[0][1], strict=True):
+        assert theirs.abs().max() > 0
+        assert_gradient_close(mine, theirs)
