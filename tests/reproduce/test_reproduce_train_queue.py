@@ -17,6 +17,9 @@ from tests.reproduce.conftest import tiny
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "reproduction" / "flickr8k" / "train_queue.py"
+STORED = [
+    f"flickr8k.{name}@lite2-36.json" for name in ("tuning", "tuning-guided", "warmup", "decay")
+]
 RATES = {
     "kind": "sweep",
     "key": "train.optimizer.lr",
@@ -97,6 +100,23 @@ def test_entries_that_cannot_mean_what_they_say_are_refused(
         script.Queue(path, tmp_path / "runs")
     with pytest.raises(SystemExit, match="No such file"):
         script.Queue(tmp_path / "missing.yaml", tmp_path / "runs")
+
+
+QUEUES = sorted((SCRIPT.parent / "queues").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("path", QUEUES, ids=lambda path: path.stem)
+def test_the_queues_of_flickr8k_name_tables_rows_and_values_that_exist(
+    path, script, tmp_path
+) -> None:
+    queue = tmp_path / path.name
+    entries = yaml.safe_load(path.read_text())
+    for entry in entries:  # planned for the drawn scenes, which need no files
+        assert set(entry.pop("tuned")) <= {f"../docs/results/{name}" for name in STORED}
+        entry |= {"data": "scenes", "scale": "smoke", "store": str(tmp_path)}
+    queue.write_text(yaml.safe_dump(entries))
+    planned = script.Queue(queue, tmp_path / "runs")
+    assert set(planned.ranks.values()) == set(range(len(entries)))
 
 
 def run(queue: Path, *options: str) -> subprocess.CompletedProcess[str]:
