@@ -134,6 +134,29 @@ def test_stored_scales_hold_for_the_weights_that_they_were_measured_with(learned
     np.testing.assert_array_equal(again.suspicion, now.suspicion)
 
 
+def test_stored_thresholds_are_read_again_or_refused(learned, concepts) -> None:
+    limits = calibrate(audit_split(learned, concepts.train), 0.1)
+    tree = json.loads(json.dumps(limits.as_dict()))
+    assert FalseAlarms.from_dict(tree) == limits
+    for change, message in (
+        ({"rate": "often"}, "not stored false alarms: rate: Input should be a valid number"),
+        ({"scales": 3}, "not stored false alarms: scales: "),
+        ({"scales": {**tree["scales"], "weights": None}}, "no weights are stored"),
+        ({"scales": {**tree["scales"], "weights": {"low-score": 1.0}}}, "weights low-score 1; exp"),
+    ):
+        with pytest.raises(DataError, match=message):
+            FalseAlarms.from_dict({**tree, **change})
+    with pytest.raises(DataError, match="the whole: Input should be a dictionary"):
+        FalseAlarms.from_dict([])
+
+
+def test_suspicion_by_scales_of_other_weights_is_refused() -> None:
+    usual = usual_in(np.random.default_rng(0).normal(size=(200, len(MEASURED_SIGNS))))
+    before = Scales(usual.signs, usual.doubt, {**WEIGHTS, "neighbors": 0.75})
+    with pytest.raises(DataError, match=r"neighbors 0\.75"):
+        before.suspicion(np.zeros((3, len(MEASURED_SIGNS))))
+
+
 def test_scales_from_before_a_sign_existed_are_refused(learned, concepts) -> None:
     limits = calibrate(audit_split(learned, concepts.train), 0.1)
     fewer = {sign: each for sign, each in WEIGHTS.items() if sign != "neighbor-sum"}

@@ -16,9 +16,10 @@ import pytest
 from counterfoil.app.connections import Limits
 from counterfoil.app.content import Audit, AwaitedAudit, open_content
 from counterfoil.app.images import Library
+from counterfoil.audit.suspicion import WEIGHTS
 from counterfoil.cli.demo import _content, _new_demo, _run, _show_message, _training_line
 from counterfoil.cli.demo_background import AUDIT, Background, Failure
-from counterfoil.cli.demo_stages import AuditResult, Demo, _make_room
+from counterfoil.cli.demo_stages import THRESHOLD, AuditResult, Demo, _make_room
 from counterfoil.cli.signals import StopSignals
 from counterfoil.core.config import load_config
 from counterfoil.core.errors import ConfigError
@@ -89,6 +90,12 @@ def test_the_pretrained_model_retrieves_scenes_that_it_was_not_trained_on(small)
     retrieval = stored["retrieval"]
     assert retrieval["rsum"] > 3 * retrieval["rsum_chance"]
     assert stored["settings"]["scenes"] == {"images": [0, 0, 30]}
+
+
+def test_an_audit_of_a_version_with_other_weights_is_not_shown_again(small) -> None:
+    stored = json.loads((small[0].with_name("d-audit") / "demo.json").read_text())
+    assert stored["settings"]["weights"] == WEIGHTS
+    assert stored["settings"]["threshold"] == THRESHOLD
 
 
 def test_without_a_terminal_it_says_how_to_serve(small) -> None:

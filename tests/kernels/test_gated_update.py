@@ -71,6 +71,21 @@ def test_updates_and_gradients_are_pytorchs(case, dtype, by_kernel) -> None:
     assert_agree(case, dtype)
 
 
+@pytest.mark.parametrize(
+    ("old", "logits"),
+    [
+        ((3, 1, 8), (3, 2, 16)),
+        ((1, 3, 1, 8), (4, 3, 2, 16)),
+        ((2, 3, 8), (1, 3, 16)),
+        ((1, 1, 3, 8), (3, 16)),
+        ((2, 3, 8), (2, 3, 8)),
+    ],
+)
+def test_shapes_that_the_kernel_would_read_otherwise_are_refused(old, logits) -> None:
+    with pytest.raises(ArgumentError, match="leading ones of length 1"):
+        gated_update(torch.zeros(old), torch.zeros(logits))
+
+
 def test_a_second_derivative_is_an_error(by_kernel) -> None:
     old, logits, _ = sides(CASES[0])
     logits.requires_grad_()

@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
 import numpy as np
+from pydantic import TypeAdapter, ValidationError
 
 from counterfoil.audit.findings import Summary
 from counterfoil.audit.sign_weights import SignWeights
@@ -84,7 +85,20 @@ class FalseAlarms:
     scales: Scales
 
     def as_dict(self) -> dict[str, Any]:
+        """Plain values that JSON can hold."""
         return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> FalseAlarms:
+        """The inverse of `as_dict`; thresholds by other weights than those of now are refused."""
+        try:
+            read = TypeAdapter(FalseAlarms).validate_python(values)
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(str(part) for part in first["loc"]) or "the whole"
+            raise DataError(f"not stored false alarms: {where}: {first['msg']}") from None
+        read.scales.check_weights()
+        return read
 
     def notes(self, images: int, surprise: bool) -> list[str]:
         """Lines for the reader of a report on ``images`` images, with or without ``surprise``."""

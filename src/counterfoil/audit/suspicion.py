@@ -132,6 +132,7 @@ class Scales:
 
     def suspicion(self, values: Values) -> Values:
         """Suspicion [n] from the values [n, signs] of captions."""
+        self.check_weights()
         return combine(sign_deviations(values, self.signs), self.doubt)
 
 

@@ -79,7 +79,7 @@ def reproduce(
         typer.Option(
             "--tuned",
             help="Stored result of a sweep on dev; runs use its best values. Repeatable: one file "
-            "for each key that was tuned.",
+            "for each sweep.",
         ),
     ] = None,
     render_page: Annotated[

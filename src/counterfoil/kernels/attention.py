@@ -64,17 +64,22 @@ def attended_cosine(
 
 
 def unit_contexts(weights_ITWR: Tensor, images_IRD: Tensor) -> Tensor:
-    """Contexts v̂ / ‖v̂‖ [I, T, W, D] of every word.
+    """Contexts v̂ / ‖v̂‖ [I, T, W, D] of every word; zero, without a gradient, if v̂ is zero.
 
     Weights are divided by the norm before the product, as there are far fewer of them than numbers
     of contexts. In half precision the norm is computed in single: its error is that of a whole
-    context, which does not average out over channels.
+    context, which does not average out over channels. Contexts that nearly cancel stay shorter
+    where half precision could not hold the quotient.
     """
     images, texts, words, _ = weights_ITWR.shape
-    with torch.autocast(images_IRD.device.type, enabled=False):
+    kind = images_IRD.device.type
+    with torch.autocast(kind, enabled=False):
         fragments = images_IRD.float() if images_IRD.dtype.itemsize < 4 else images_IRD
         norms = context_norms(weights_ITWR.to(fragments.dtype), gram(fragments))
-    scaled = (weights_ITWR / (norms[..., None] + EPS)).to(images_IRD.dtype)
+    in_half = torch.is_autocast_enabled(kind)
+    largest = torch.finfo(torch.get_autocast_dtype(kind) if in_half else images_IRD.dtype).max
+    divisor = (norms + EPS).clamp(min=2 / largest).masked_fill(norms == 0, torch.inf)
+    scaled = (weights_ITWR / divisor[..., None]).to(images_IRD.dtype)
     return torch.matmul(scaled.flatten(1, 2), images_IRD).view(images, texts, words, -1)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from counterfoil.core.errors import ArgumentError
 from counterfoil.core.tensors.modes import is_exporting
 from counterfoil.kernels.spec import usable
 
@@ -18,6 +19,11 @@ def gated_update(old: Tensor, logits: Tensor) -> Tensor:
 
     ``old`` [..., D] may have leading axes of length 1: it is then shared along these.
     """
+    if not _fits(old.shape, logits.shape):
+        raise ArgumentError(
+            f"gated_update: old values {tuple(old.shape)}, logits {tuple(logits.shape)}; expected "
+            "[..., D] and [..., 2D] whose other axes are equal, but for leading ones of length 1"
+        )
     by_kernel = torch.is_grad_enabled() and usable(logits.device, logits.dtype)
     if by_kernel and not is_exporting():
         from counterfoil.kernels.triton.gated_update import fused_update
@@ -26,3 +32,11 @@ def gated_update(old: Tensor, logits: Tensor) -> Tensor:
     gate, update = logits.chunk(2, dim=-1)
     gate = gate.sigmoid()
     return (gate * old + (1 - gate) * update.tanh()).to(logits.dtype)
+
+
+def _fits(old: torch.Size, logits: torch.Size) -> bool:
+    own = list(old[:-1])
+    while own and own[0] == 1:
+        own.pop(0)
+    same = list(logits[len(logits) - 1 - len(own) : -1]) == own
+    return same and logits[-1] == 2 * old[-1] and len(old) <= len(logits)

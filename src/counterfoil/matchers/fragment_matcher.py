@@ -36,8 +36,8 @@ BLOCK_CELLS = 1 << 24
 """Similarities of one matrix product if they are not stored."""
 
 GROUPS, SMALLEST_GROUP = 4, 16
-"""Texts of a block that fits into memory are scored in groups of similar length, to save padding;
-and the fewest texts of a group, because more groups are more operations."""
+"""Texts of a block are scored in so many groups of similar length, to save padding, and in more if
+memory is short; and the fewest texts of a group, because more groups are more operations."""
 
 COMPILE_BACKEND = "inductor"
 _compiled: dict[tuple[type, str], Callable[..., Tensor]] = {}
@@ -105,8 +105,9 @@ class FragmentMatcher(Matcher):
     """Scores from the fragments of both sides, tile by tile.
 
     A subclass implements `tile`: all pairs of a few images with a few texts, padding masked. Texts
-    are sorted by length, so that a tile has little padding. The free memory decides the size of a
-    tile. With gradients and more than one tile, tiles are recomputed in the backward pass.
+    are sorted by length, so that a tile has little padding. Those of equal length stay in one tile,
+    as far as memory allows, so that equal texts have equal scores. With gradients, the tiles of a
+    block that does not fit into memory are recomputed in the backward pass.
     """
 
     needs = "fragments"
@@ -149,10 +150,9 @@ class FragmentMatcher(Matcher):
         if not len(images) or not len(texts):  # after the plan, which processes agree on together
             return fragments(texts).new_zeros(len(images), len(texts))
         score = self._tile_scorer(job, device, recompute=not whole)
-        width = min(plan.columns, max(SMALLEST_GROUP, -(-len(texts) // GROUPS)))
         columns: list[Tensor] = []
-        for left in range(0, len(texts), width):
-            block = ordered[left : left + width].trim_to(max(1, int(lengths[left])))
+        for left, right in _groups(lengths, plan.columns):
+            block = ordered[left:right].trim_to(max(1, int(lengths[left])))
             tops = range(0, len(images), plan.rows)
             columns.append(torch.cat([score(images[top : top + plan.rows], block) for top in tops]))
         return torch.cat(columns, dim=1)[:, torch.from_numpy(np.argsort(order)).to(device)]
@@ -177,6 +177,17 @@ class FragmentMatcher(Matcher):
             run, fragments(images), fragments(texts), use_reentrant=False, preserve_rng_state=False
         )
         return scores
+
+
+def _groups(lengths: NDArray[np.int64], most: int) -> Iterator[tuple[int, int]]:
+    """Ranges of sorted texts that are scored together, with at most so many texts each."""
+    size = max(SMALLEST_GROUP, -(-len(lengths) // GROUPS))
+    left = 0
+    while left < len(lengths):
+        last = min(left + size, len(lengths)) - 1
+        right = min(int(np.searchsorted(-lengths, -lengths[last], side="right")), left + most)
+        yield left, right
+        left = right
 
 
 def _extents(items: Encoded) -> NDArray[np.int64]:
