@@ -36,8 +36,8 @@ BLOCK_CELLS = 1 << 24
 """Similarities of one matrix product if they are not stored."""
 
 GROUPS, SMALLEST_GROUP = 4, 16
-"""Texts of a block are scored in so many groups of similar length, to save padding, and in more if
-memory is short; and the fewest texts of a group, because more groups are more operations."""
+"""Groups of texts of similar length that a block is scored in, to save padding (more if memory is
+short); and the fewest texts of a group, because more groups are more operations."""
 
 COMPILE_BACKEND = "inductor"
 _compiled: dict[tuple[type, str], Callable[..., Tensor]] = {}
@@ -180,7 +180,7 @@ class FragmentMatcher(Matcher):
 
 
 def _groups(lengths: NDArray[np.int64], most: int) -> Iterator[tuple[int, int]]:
-    """Ranges of sorted texts that are scored together, with at most so many texts each."""
+    """Ranges of sorted texts that are scored together, each of ``most`` texts or fewer."""
     size = max(SMALLEST_GROUP, -(-len(lengths) // GROUPS))
     left = 0
     while left < len(lengths):
