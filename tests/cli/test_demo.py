@@ -19,7 +19,7 @@ from counterfoil.app.images import Library
 from counterfoil.audit.suspicion import WEIGHTS
 from counterfoil.cli.demo import _content, _new_demo, _run, _show_message, _training_line
 from counterfoil.cli.demo_background import AUDIT, Background, Failure
-from counterfoil.cli.demo_stages import THRESHOLD, AuditResult, Demo, _make_room
+from counterfoil.cli.demo_stages import AuditResult, Demo, _make_room
 from counterfoil.cli.signals import StopSignals
 from counterfoil.core.config import load_config
 from counterfoil.core.errors import ConfigError
@@ -92,10 +92,15 @@ def test_the_pretrained_model_retrieves_scenes_that_it_was_not_trained_on(small)
     assert stored["settings"]["scenes"] == {"images": [0, 0, 30]}
 
 
-def test_an_audit_of_a_version_with_other_weights_is_not_shown_again(small) -> None:
-    stored = json.loads((small[0].with_name("d-audit") / "demo.json").read_text())
-    assert stored["settings"]["weights"] == WEIGHTS
-    assert stored["settings"]["threshold"] == THRESHOLD
+@pytest.mark.parametrize("change", [{"weights": {**WEIGHTS, "neighbors": 7}}, {"threshold": 0.5}])
+def test_an_audit_by_other_weights_or_another_threshold_is_not_reused(
+    copied, cache, change
+) -> None:
+    path = copied.with_name("d-audit") / "demo.json"
+    stored = json.loads(path.read_text())
+    assert same_demo(copied, cache).audited() is not None
+    path.write_text(json.dumps({**stored, "settings": {**stored["settings"], **change}}))
+    assert same_demo(copied, cache).audited() is None
 
 
 def test_without_a_terminal_it_says_how_to_serve(small) -> None:

@@ -25,48 +25,48 @@ every_precision = pytest.mark.parametrize("precision", PRECISIONS)
 def contexts(precision: str, weights: Tensor, images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The contexts, and the gradients of their sum by weights and images."""
     dtype, autocast = PRECISIONS[precision]
-    leaves = [one.to(dtype).requires_grad_() for one in (weights, images)]
+    leaves = [x.to(dtype).requires_grad_() for x in (weights, images)]
     with torch.autocast("cpu", autocast) if autocast else nullcontext():
-        found = unit_contexts(*leaves)
-    found.float().sum().backward()
-    return found.detach(), *(leaf.grad for leaf in leaves)
+        result = unit_contexts(*leaves)
+    result.float().sum().backward()
+    return result.detach(), *(leaf.grad for leaf in leaves)
 
 
-def drawn() -> tuple[Tensor, Tensor]:
-    draw = torch.Generator().manual_seed(0)
-    images = F.normalize(torch.randn(3, 6, 32, generator=draw, dtype=torch.float64), dim=-1)
-    weights = torch.randn(3, 4, 5, 6, generator=draw, dtype=torch.float64).softmax(-1)
+def random_attention() -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    images = F.normalize(torch.randn(3, 6, 32, generator=generator, dtype=torch.float64), dim=-1)
+    weights = torch.randn(3, 4, 5, 6, generator=generator, dtype=torch.float64).softmax(-1)
     return weights, images
 
 
 @every_precision
 def test_contexts_are_attended_regions_of_unit_length(precision) -> None:
-    weights, images = drawn()
-    found, *_ = contexts(precision, weights, images)
+    weights, images = random_attention()
+    result, *_ = contexts(precision, weights, images)
     expected = F.normalize(torch.einsum("itwr,ird->itwd", weights, images), dim=-1)
     error = 1e-6 if precision in ("float64", "float32") else 2e-2
-    torch.testing.assert_close(found.double(), expected, atol=error, rtol=0.0)
+    torch.testing.assert_close(result.double(), expected, atol=error, rtol=0.0)
 
 
 @every_precision
 def test_an_image_of_zeros_has_contexts_of_zeros_and_finite_gradients(precision) -> None:
-    weights, images = drawn()
+    weights, images = random_attention()
     images[1] = 0.0
-    found, by_weight, by_image = contexts(precision, weights, images)
-    assert not found[1].any()
+    result, by_weight, by_image = contexts(precision, weights, images)
+    assert not result[1].any()
     assert not by_weight[1].any()
     assert not by_image[1].any()
-    assert found[[0, 2]].any()
+    assert result[[0, 2]].any()
     assert by_image.isfinite().all()
 
 
 @every_precision
 @pytest.mark.parametrize("difference", [0.0, 1e-6, 1e-5, 1e-4, 1e-3])
 def test_contexts_that_cancel_are_finite_and_at_most_of_unit_length(precision, difference) -> None:
-    one = F.normalize(torch.randn(64, generator=torch.Generator().manual_seed(1)), dim=0)
-    images = torch.stack([one, -one])[None]
+    region = F.normalize(torch.randn(64, generator=torch.Generator().manual_seed(1)), dim=0)
+    images = torch.stack([region, -region])[None]
     weights = torch.tensor([0.5 + difference, 0.5 - difference]).view(1, 1, 1, 2)
-    found, by_weight, by_image = contexts(precision, weights, images)
-    assert found.double().norm() <= 1.01
+    result, by_weight, by_image = contexts(precision, weights, images)
+    assert result.double().norm() <= 1.01
     assert by_weight.isfinite().all()
     assert by_image.isfinite().all()

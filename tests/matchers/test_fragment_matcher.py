@@ -44,17 +44,17 @@ def test_scores_under_bf16_autocast_on_a_cpu_are_not_rounded_to_bf16(name, train
     assert (scores == scores.bfloat16().float()).float().mean() < 0.2
 
 
-TILED = ["saf", "sgr", "gsmn", "imram"]
+TILE_MATCHERS = ["saf", "sgr", "gsmn", "imram"]
 
 
-def many(seed: int) -> tuple[Encoded, Encoded]:
+def texts_of_all_lengths(seed: int) -> tuple[Encoded, Encoded]:
     """Images, and texts of all lengths, some empty, some with padding before the words."""
-    draw = torch.Generator().manual_seed(seed)
-    lengths = torch.randint(0, 16, (70,), generator=draw).tolist()
+    generator = torch.Generator().manual_seed(seed)
+    lengths = torch.randint(0, 16, (70,), generator=generator).tolist()
     images, texts = side([6, 1, 4], 6, seed), side(lengths, 18, seed + 1)
-    later = torch.arange(70) % 3 == 0
+    padded_before = torch.arange(70) % 3 == 0
     rolled = {
-        name: torch.where(later.view(-1, *[1] * (x.ndim - 1)), x.roll(2, 1), x)
+        name: torch.where(padded_before.view(-1, *[1] * (x.ndim - 1)), x.roll(2, 1), x)
         for name, x in (
             ("fragments", texts.fragments),
             ("mask", texts.mask),
@@ -64,7 +64,7 @@ def many(seed: int) -> tuple[Encoded, Encoded]:
     return images, replace(texts, graph=None, **rolled)
 
 
-def scored(name: str, images: Encoded, texts: Encoded) -> list[Tensor]:
+def scores_and_gradients(name: str, images: Encoded, texts: Encoded) -> list[Tensor]:
     """Scores in double precision, and their gradients by images and texts."""
     torch.manual_seed(0)
     matcher = matchers[name](DIM, **OPTIONS.get(name, {})).double().eval()
@@ -76,30 +76,30 @@ def scored(name: str, images: Encoded, texts: Encoded) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("cells", [1 << 30, 1 << 17], ids=["whole", "tiled"])
-@pytest.mark.parametrize("name", TILED)
+@pytest.mark.parametrize("name", TILE_MATCHERS)
 def test_texts_scored_in_groups_have_the_scores_and_gradients_of_one_tile(
     name, cells, monkeypatch
 ) -> None:
-    images, texts = many(seed=3)
-    groups: list[int] = []
+    images, texts = texts_of_all_lengths(seed=3)
+    sizes: list[int] = []
     tile = matchers[name].tile
     monkeypatch.setattr(
-        matchers[name], "tile", lambda self, x, y: groups.append(len(y)) or tile(self, x, y)
+        matchers[name], "tile", lambda self, x, y: sizes.append(len(y)) or tile(self, x, y)
     )
     monkeypatch.setattr(tiled, "CPU_CELLS", cells)
-    found = scored(name, images, texts)
-    assert len(groups) >= 4
-    assert max(groups) < len(texts)
-    groups.clear()
+    actual = scores_and_gradients(name, images, texts)
+    assert len(sizes) >= 4
+    assert max(sizes) < len(texts)
+    sizes.clear()
     monkeypatch.setattr(tiled, "CPU_CELLS", 1 << 30)
     monkeypatch.setattr(fragment_matcher, "SMALLEST_GROUP", len(texts))
-    expected = scored(name, images, texts)
-    assert groups == [len(texts)]
-    for mine, theirs in zip(found, expected, strict=True):
+    expected = scores_and_gradients(name, images, texts)
+    assert sizes == [len(texts)]
+    for mine, theirs in zip(actual, expected, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.parametrize("name", TILED)
+@pytest.mark.parametrize("name", TILE_MATCHERS)
 def test_equal_texts_have_equal_scores_among_texts_of_other_lengths(name) -> None:
     images, texts = side([6, 4], 6, 5), side([5 + k % 9 for k in range(64)], 13, 6)
     copies = slice(20, 50)
@@ -114,13 +114,13 @@ def test_equal_texts_have_equal_scores_among_texts_of_other_lengths(name) -> Non
 
 
 def test_groups_hold_all_texts_once_and_split_no_length_that_memory_can_hold() -> None:
-    draw = np.random.default_rng(0)
+    generator = np.random.default_rng(0)
     for _ in range(200):
-        count, most = int(draw.integers(1, 300)), int(draw.integers(1, 300))
-        lengths = -np.sort(-draw.integers(0, int(draw.integers(1, 20)), count))
-        groups = list(fragment_matcher._groups(lengths, most))
+        count, max_texts = int(generator.integers(1, 300)), int(generator.integers(1, 300))
+        lengths = -np.sort(-generator.integers(0, int(generator.integers(1, 20)), count))
+        groups = list(fragment_matcher._length_groups(lengths, max_texts))
         assert [0, *(right for _, right in groups)] == [*(left for left, _ in groups), count]
         for left, right in groups:
-            assert 0 < right - left <= most
+            assert 0 < right - left <= max_texts
             cut = right < count and lengths[right] == lengths[right - 1]
-            assert not cut or right - left == most
+            assert not cut or right - left == max_texts

@@ -95,8 +95,11 @@ class FalseAlarms:
             read = TypeAdapter(FalseAlarms).validate_python(values)
         except ValidationError as error:
             first = error.errors()[0]
-            where = ".".join(str(part) for part in first["loc"]) or "the whole"
-            raise DataError(f"not stored false alarms: {where}: {first['msg']}") from None
+            key = ".".join(str(part) for part in first["loc"]) or "top level"
+            raise DataError(
+                f"stored false alarms: {key}: {first['msg']}; expected what FalseAlarms.as_dict "
+                "returned, which is `false_alarms` in an audit's summary.json"
+            ) from None
         read.scales.check_weights()
         return read
 

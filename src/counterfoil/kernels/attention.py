@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from counterfoil.core.tensors.modes import is_exporting
+from counterfoil.core.tensors.precision import product_dtype
 
 EPS = 1e-8
 
@@ -72,12 +73,10 @@ def unit_contexts(weights_ITWR: Tensor, images_IRD: Tensor) -> Tensor:
     where half precision could not hold the quotient.
     """
     images, texts, words, _ = weights_ITWR.shape
-    kind = images_IRD.device.type
-    with torch.autocast(kind, enabled=False):
+    with torch.autocast(images_IRD.device.type, enabled=False):
         fragments = images_IRD.float() if images_IRD.dtype.itemsize < 4 else images_IRD
         norms = context_norms(weights_ITWR.to(fragments.dtype), gram(fragments))
-    in_half = torch.is_autocast_enabled(kind)
-    largest = torch.finfo(torch.get_autocast_dtype(kind) if in_half else images_IRD.dtype).max
+    largest = torch.finfo(product_dtype(images_IRD.dtype, images_IRD.device)).max
     divisor = (norms + EPS).clamp(min=2 / largest).masked_fill(norms == 0, torch.inf)
     scaled = (weights_ITWR / divisor[..., None]).to(images_IRD.dtype)
     return torch.matmul(scaled.flatten(1, 2), images_IRD).view(images, texts, words, -1)

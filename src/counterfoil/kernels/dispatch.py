@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from counterfoil.core.tensors.host_mirror import host_mask
+from counterfoil.core.tensors.precision import product_dtype
 from counterfoil.kernels.maxsim import HALVES, pooled_maxima
 from counterfoil.kernels.spec import (
     MAX_REGIONS,
@@ -61,7 +62,7 @@ def try_fused_scores(
         return None
     if not len(v) or not len(u) or not 0 < v.shape[1] <= MAX_REGIONS:
         return None
-    dtype = _product_dtype(wide, v.device)
+    dtype = product_dtype(wide, v.device)
     gradient = torch.is_grad_enabled() and (v.requires_grad or u.requires_grad)
     for spec in specs if gradient else ():
         keys = v.shape[1] if spec.query_side == "text" else u.shape[1]
@@ -242,10 +243,3 @@ class _Block:
     def _words(self, where: Indices) -> Tensor:
         flat = self.texts.flat
         return flat.index_select(0, torch.from_numpy(where).to(flat.device))
-
-
-def _product_dtype(wide: torch.dtype, device: torch.device) -> torch.dtype:
-    """The precision of products: that of mixed precision if it is on."""
-    if wide == torch.float32 and torch.is_autocast_enabled(device.type):
-        return torch.get_autocast_dtype(device.type)
-    return wide

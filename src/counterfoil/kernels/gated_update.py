@@ -19,7 +19,7 @@ def gated_update(old: Tensor, logits: Tensor) -> Tensor:
 
     ``old`` [..., D] may have leading axes of length 1: it is then shared along these.
     """
-    if not _fits(old.shape, logits.shape):
+    if not _broadcasts_over_leading_axes(old.shape, logits.shape):
         raise ArgumentError(
             f"gated_update: old values {tuple(old.shape)}, logits {tuple(logits.shape)}; expected "
             "[..., D] and [..., 2D] whose other axes are equal, but for leading ones of length 1"
@@ -34,9 +34,10 @@ def gated_update(old: Tensor, logits: Tensor) -> Tensor:
     return (gate * old + (1 - gate) * update.tanh()).to(logits.dtype)
 
 
-def _fits(old: torch.Size, logits: torch.Size) -> bool:
-    own = list(old[:-1])
-    while own and own[0] == 1:
-        own.pop(0)
-    same = list(logits[len(logits) - 1 - len(own) : -1]) == own
-    return same and logits[-1] == 2 * old[-1] and len(old) <= len(logits)
+def _broadcasts_over_leading_axes(old: torch.Size, logits: torch.Size) -> bool:
+    """Whether only leading axes of ``old``, of length 1, differ from those of the logits."""
+    axes = list(old[:-1])
+    while axes and axes[0] == 1:
+        axes.pop(0)
+    same_axes = list(logits[len(logits) - 1 - len(axes) : -1]) == axes
+    return same_axes and logits[-1] == 2 * old[-1] and len(old) <= len(logits)

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from counterfoil.core.errors import ArgumentError
+from counterfoil.core.tensors.precision import product_dtype
 from counterfoil.kernels.first_order import first_order_only
 from counterfoil.kernels.spec import KernelSpec, usable
 
@@ -55,7 +56,8 @@ def maxsim(
     tensor([[0.8000, 1.0000]])
     """
     _check(queries, documents, query_mask, document_mask)
-    dtype = _product_dtype(queries, documents)
+    wide = torch.promote_types(queries.dtype, documents.dtype)
+    dtype = product_dtype(wide, queries.device)
     queries, documents = queries.to(dtype), documents.to(dtype)
     with_gradient = torch.is_grad_enabled() and (queries.requires_grad or documents.requires_grad)
     if with_gradient:
@@ -319,15 +321,6 @@ def _parts(count: int, size: int, limit: int) -> Iterator[slice]:
 
 def _rows(mask: Tensor | None, part: slice) -> Tensor | None:
     return None if mask is None else mask[part]
-
-
-def _product_dtype(queries: Tensor, documents: Tensor) -> torch.dtype:
-    """The wider precision of both; that of mixed precision if it is on."""
-    wide = torch.promote_types(queries.dtype, documents.dtype)
-    device = queries.device.type
-    if wide == torch.float32 and torch.is_autocast_enabled(device):
-        return torch.get_autocast_dtype(device)
-    return wide
 
 
 def _check(

@@ -151,7 +151,7 @@ class FragmentMatcher(Matcher):
             return fragments(texts).new_zeros(len(images), len(texts))
         score = self._tile_scorer(job, device, recompute=not whole)
         columns: list[Tensor] = []
-        for left, right in _groups(lengths, plan.columns):
+        for left, right in _length_groups(lengths, plan.columns):
             block = ordered[left:right].trim_to(max(1, int(lengths[left])))
             tops = range(0, len(images), plan.rows)
             columns.append(torch.cat([score(images[top : top + plan.rows], block) for top in tops]))
@@ -179,13 +179,16 @@ class FragmentMatcher(Matcher):
         return scores
 
 
-def _groups(lengths: NDArray[np.int64], most: int) -> Iterator[tuple[int, int]]:
-    """Ranges of sorted texts that are scored together, each of ``most`` texts or fewer."""
+def _length_groups(lengths: NDArray[np.int64], max_texts: int) -> Iterator[tuple[int, int]]:
+    """Ranges of texts, sorted by descending length, that are scored together.
+
+    A range ends where the length changes, unless it would have more than ``max_texts`` texts.
+    """
     size = max(SMALLEST_GROUP, -(-len(lengths) // GROUPS))
     left = 0
     while left < len(lengths):
         last = min(left + size, len(lengths)) - 1
-        right = min(int(np.searchsorted(-lengths, -lengths[last], side="right")), left + most)
+        right = min(int(np.searchsorted(-lengths, -lengths[last], side="right")), left + max_texts)
         yield left, right
         left = right
 
