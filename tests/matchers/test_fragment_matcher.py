@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -12,6 +13,7 @@ from torch import Tensor
 from counterfoil.encoders import Encoded, l2_normalize
 from counterfoil.kernels import tiled
 from counterfoil.matchers import fragment_matcher, matchers
+from counterfoil.matchers.fragment_matcher import ALIGNED, aligned
 from tests.matchers.test_conformance import DIM, FORMS, side
 
 NAMES = [*matchers, *FORMS, "naaf/both"]
@@ -124,3 +126,25 @@ def test_groups_hold_all_texts_once_and_split_no_length_that_memory_can_hold() -
             assert 0 < right - left <= max_texts
             cut = right < count and lengths[right] == lengths[right - 1]
             assert not cut or right - left == max_texts
+
+
+@pytest.mark.parametrize("name", ["saf", "sgr", "gsmn", "imram"])
+def test_keys_aligned_for_a_gpu_have_the_same_scores_and_gradients(name, monkeypatch) -> None:
+    def padded(keys):
+        return keys.pad_to(keys.mask.shape[1] + -keys.mask.shape[1] % ALIGNED)
+
+    torch.manual_seed(0)
+    matcher = matchers[name](DIM, **OPTIONS.get(name, {})).double().eval()
+    found = []
+    for align in (aligned, padded):
+        monkeypatch.setattr(sys.modules[type(matcher).__module__], "aligned", align)
+        images, texts = side([6, 5, 3], 6, 1), side([7, 1, 4, 2], 7, 2)
+        leaves = [each.fragments.double().requires_grad_() for each in (images, texts)]
+        sides = [
+            replace(each, fragments=leaf, pooled=l2_normalize(leaf.mean(1)))
+            for each, leaf in zip((images, texts), leaves, strict=True)
+        ]
+        scores = matcher(*sides)
+        found.append([scores, *torch.autograd.grad((scores * scores.exp()).sum(), leaves)])
+    for plain, wide in zip(*found, strict=True):
+        torch.testing.assert_close(wide, plain, rtol=1e-12, atol=1e-12)

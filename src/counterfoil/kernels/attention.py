@@ -102,6 +102,12 @@ def l2_over(x: Tensor, dim: int, scale: float = 1.0, eps: float = EPS) -> Tensor
     return x * (scale / (torch.where(squared > 0, safe, torch.zeros_like(squared)) + eps))
 
 
+def square(x: Tensor) -> Tensor:
+    """x² in the precision of x; autocast would convert to single, and the result back."""
+    with torch.autocast(x.device.type, enabled=False):
+        return x.square()
+
+
 def leaky(sims: Tensor) -> Tensor:
     return F.leaky_relu(sims, 0.1)
 

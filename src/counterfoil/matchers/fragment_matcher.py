@@ -39,6 +39,10 @@ GROUPS, SMALLEST_GROUP = 4, 16
 """Groups of texts of similar length that a block is scored in, to save padding (more if memory is
 short); and the fewest texts of a group, because more groups are more operations."""
 
+ALIGNED = 8
+"""Keys per item on a GPU are a multiple of it: rows of similarities and of attention weights then
+start at multiples of 16 bytes also in half precision. Other products are several times slower."""
+
 COMPILE_BACKEND = "inductor"
 _compiled: dict[tuple[type, str], Callable[..., Tensor]] = {}
 
@@ -198,6 +202,12 @@ def _extents(items: Encoded) -> NDArray[np.int64]:
     mask = host_mask(items.mask)
     ends = np.arange(1, mask.shape[1] + 1)
     return (mask * ends).max(1, initial=0)
+
+
+def aligned(keys: Encoded) -> Encoded:
+    """Keys with padding up to a multiple of `ALIGNED`, on a GPU."""
+    length = keys.mask.shape[1]
+    return keys.pad_to(length + -length % ALIGNED) if keys.mask.is_cuda else keys
 
 
 def can_compile(device: torch.device) -> bool:

@@ -22,6 +22,7 @@ from counterfoil.kernels.attention import EPS, l2_over, leaky, masked_softmax
 from counterfoil.matchers.base import matchers
 from counterfoil.matchers.fragment_matcher import (
     FragmentMatcher,
+    aligned,
     fragments,
     single_linear,
     single_precision,
@@ -202,10 +203,10 @@ class GSMN(FragmentMatcher):
             )
         scores: list[Tensor] = []
         if self.visual is not None:
-            x = self._match_nodes(images, texts)  # [T, I, R, B]
+            x = self._match_nodes(images, aligned(texts))  # [T, I, R, B]
             scores.append(self.visual(x, _boxes(images), images.mask).T)
         if self.textual is not None:
-            x = self._match_nodes(texts, images)  # [I, T, W, B]
+            x = self._match_nodes(texts, aligned(images))  # [I, T, W, B]
             scores.append(self.textual(x, self._edges(texts), texts.mask))
         return torch.stack(scores).sum(0)
 

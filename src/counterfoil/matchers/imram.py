@@ -15,6 +15,7 @@ from counterfoil.kernels.gated_update import gated_update
 from counterfoil.matchers.base import matchers
 from counterfoil.matchers.fragment_matcher import (
     FragmentMatcher,
+    aligned,
     fragments,
     single,
     single_precision,
@@ -119,7 +120,7 @@ class IMRAM(FragmentMatcher):
     def tile(self, images: Encoded, texts: Encoded) -> Tensor:
         scores = []
         if self.text is not None:
-            scores.append(self.text(texts, images).sum(0))
+            scores.append(self.text(texts, aligned(images)).sum(0))
         if self.image is not None:
-            scores.append(self.image(images, texts).sum(0).T)
+            scores.append(self.image(images, aligned(texts)).sum(0).T)
         return torch.stack(scores).sum(0)

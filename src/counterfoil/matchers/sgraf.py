@@ -24,12 +24,14 @@ from counterfoil.kernels.attention import (
     leaky,
     masked_softmax,
     similarities,
+    square,
     unit_contexts,
 )
 from counterfoil.kernels.spec import ScoringJob
 from counterfoil.matchers.base import Matcher, matchers, pooled
 from counterfoil.matchers.fragment_matcher import (
     FragmentMatcher,
+    aligned,
     fragments,
     single_linear,
     single_precision,
@@ -148,7 +150,7 @@ class AlignmentMatcher(FragmentMatcher):
         return super().score_block(images, texts, job)
 
     def tile(self, images: Encoded, texts: Encoded) -> Tensor:
-        nodes = self._alignments(images, texts)
+        nodes = self._alignments(aligned(images), texts)
         mask = torch.cat([torch.ones_like(texts.mask[:, :1]), texts.mask], dim=1)  # [T, 1 + W]
         vectors = self.infer(nodes, mask)
         with single_precision(vectors.device):
@@ -161,7 +163,7 @@ class AlignmentMatcher(FragmentMatcher):
         attention = l2_over(relevant, 2)  # over words, as in SCAN
         weights = masked_softmax(self.lambda_softmax * attention, images.mask[:, None, None, :])
         contexts = unit_contexts(weights, v)
-        local = self.local_similarity((contexts - u.to(contexts.dtype)).square())  # [I, T, W, S]
+        local = self.local_similarity(square(contexts - u.to(contexts.dtype)))  # [I, T, W, S]
         difference = pooled(images, "image")[:, None] - pooled(texts, "text")
         whole = self.global_similarity(difference.square())  # [I, T, S]
         return l2_over(torch.cat([whole[:, :, None], local], dim=2), -1)
