@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from counterfoil.core.tensors.device import free_memory
 from counterfoil.kernels.spec import ENTRIES_PER_LOAD, WORDS, KernelSpec
 from counterfoil.kernels.triton.compilation import Launch, compile_together
 from counterfoil.kernels.triton.launch import BUFFER, Regions, placed, product, widens
@@ -193,10 +194,7 @@ def thread_per_caption_scores(
 
 def _buffer(device: torch.device) -> int:
     """Bytes of similarities held at once: more on a large GPU, for fewer launches and idle ends."""
-    if device.type != "cuda":
-        return BUFFER
-    share = torch.cuda.get_device_properties(device).total_memory // 32
-    return min(max(BUFFER, share), 4 * BUFFER)
+    return min(4 * BUFFER, free_memory(device) // 8) if device.type == "cuda" else BUFFER
 
 
 def _chunks(spans: Sequence[tuple[int, int]]) -> list[Chunk]:
