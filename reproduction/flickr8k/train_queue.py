@@ -23,8 +23,8 @@ store has some, and values far from the best are not trained. A run whose result
 not trained. Every process imports PyTorch, starts the GPU and reads the data once, and then trains
 one run after the other, so that short runs do not wait for these. After ``--seconds``, runs save
 themselves; the same call goes on. Recalls are stored meanwhile and at the end. What else the tables
-show is measured as soon as the run, and the one that writes its foils, are finished;
-`counterfoil reproduce` finds the runs and their measures, and stores the whole table.
+show is measured as soon as the run, and the one that writes its foils, are finished, and stored if
+the queue comes to its end. Ensembles are left to `counterfoil reproduce`, which finds the runs.
 
 Only what no table uses is left out of a run: its page, example searches, the yardstick of its
 explanations, and the comparison with the run that it started from (a table that shows it needs a
@@ -221,11 +221,16 @@ class Queue:
                 ready.setdefault(runs[-1].title, []).append(wanted)
         return [Measurement(f"measuring by {by}", tuple(own)) for by, own in ready.items()]
 
-    def store(self, cache_folder: Path, errors: dict[str, str]) -> None:
-        """Store the recalls of the runs that are finished; lines that climb may want more runs."""
+    def store(
+        self, cache_folder: Path, errors: dict[str, str], *, with_measures: bool = False
+    ) -> None:
+        """Store the results of the runs that are finished; lines that climb may want more runs.
+
+        Without measures: their recalls. With them, those that no process has measured take long.
+        """
         for rank, (plan, stored) in enumerate(self.plans):
             evaluator = RunEvaluator(plan.out / "evaluations", cache_folder, Silent())
-            now = collect(plan, Outcome(errors), evaluator, with_measures=False)
+            now = collect(plan, Outcome(errors), evaluator, with_measures=with_measures)
             total = stored.add(now)
             if rank in self.climbing:
                 self._climb(rank, plan, latest(total, now))
@@ -404,7 +409,8 @@ def main() -> None:
             if options.log:
                 with options.log.open("a", encoding="utf-8") as log:
                     log.write(json.dumps(line) + "\n")
-    queue.store(options.cache, failed)  # before the processes end, which may take long
+    measured = not stop.is_set() and not unmeasured
+    queue.store(options.cache, failed, with_measures=measured)  # before the processes end: slow
     for pipe in workers:
         with suppress(OSError):
             pipe.send(None)

@@ -42,9 +42,18 @@ def script() -> ModuleType:
     return module
 
 
+MEASURED = {
+    "measures": [
+        {"title": "true > rule", "foils": "rules", "number": "accuracy"},
+        {"title": "best epoch", "number": "best_epoch", "decimals": 0},
+    ],
+    "foils": {"captions": 8, "per_caption": 1},
+}
+
+
 def write_queue(folder: Path, *entries: dict) -> Path:
     """A queue of a tiny table and a tiny sweep, as the entries name them."""
-    (folder / "table.yaml").write_text(yaml.safe_dump(tiny()))
+    (folder / "table.yaml").write_text(yaml.safe_dump(tiny(**MEASURED)))
     (folder / "rates.yaml").write_text(yaml.safe_dump(tiny(name="rates", **RATES)))
     queue = folder / "queue.yaml"
     common = {"seeds": 1, "store": str(folder / "results")}
@@ -154,6 +163,9 @@ def test_a_queue_climbs_until_the_best_value_is_inside_and_trains_nothing_twice(
     table, rates = (stored[f"{name}@scenes.json"] for name in ("tiny", "rates"))
     assert [row["label"] for row in table["rows"]] == [["all"], ["hard"]]
     assert all(row["missing"] == 0 for row in table["rows"])
+    shown = [measure["title"] for measure in table["measures"]]
+    assert shown == ["true > rule", "best epoch"]
+    assert all({"true > rule", "best epoch"} <= row["numbers"].keys() for row in table["rows"])
     for run_name in ("all", "hard"):
         tried = {
             row["value"]: row["numbers"]["rsum"]["mean"]
@@ -172,7 +184,7 @@ def test_a_queue_climbs_until_the_best_value_is_inside_and_trains_nothing_twice(
 @pytest.mark.slow
 def test_a_run_that_fails_is_named_and_stops_no_other(tmp_path) -> None:
     queue = write_queue(tmp_path, {"name": "table.yaml"})
-    tree = tiny()
+    tree = tiny(**MEASURED)
     tree["runs"]["hard"]["common"]["model"] = {"init_from": str(tmp_path / "missing")}
     (tmp_path / "table.yaml").write_text(yaml.safe_dump(tree))
     done = run(queue)
