@@ -85,13 +85,19 @@ def test_the_summary_counts_what_was_found(audit) -> None:
 
 
 @pytest.mark.parametrize("threshold", thinned([0.05, 0.5, 0.95], 0.05))
-def test_the_summary_does_not_change_with_the_threshold_of_the_list(
+def test_the_summary_counts_what_the_chosen_threshold_lists(
     audit, learned, truth, threshold
 ) -> None:
     other = audit_split(learned, truth.split, threshold=threshold)
-    assert other.summary == audit.summary
     wrong = [finding for finding in other.findings if finding.kind == "mismatch"]
-    assert len(wrong) == other.listed == int((audit.suspicion >= threshold).sum())
+    count = int((audit.suspicion >= threshold).sum())
+    assert len(wrong) == other.listed == other.summary.suspicious == count
+    reasons = [sign for finding in wrong for sign in finding.signs if sign in SIGNS]
+    assert other.summary.signs == {sign: reasons.count(sign) for sign in SIGNS}
+    assert other.summary.threshold == other.threshold == threshold
+    counted = {"threshold", "suspicious", "share", "signs"}
+    rest = audit.summary.model_dump(exclude=counted)
+    assert other.summary.model_dump(exclude=counted) == rest
 
 
 def test_the_same_said_of_another_image_is_a_likely_false_negative(learned, concepts) -> None:

@@ -64,6 +64,7 @@ def test_an_audit_lists_the_asked_share_of_right_captions(learned, concepts) -> 
     listed = audit_split(learned, concepts.train, false_alarms=limits)
     share = listed.listed / limits.captions
     assert 0.1 - 0.03 < share <= 0.1 + 1e-9
+    assert listed.summary.suspicious == listed.listed
     words = word_pool(listed.word_doubts, listed.reference)
     assert 0.05 < (words > listed.word_threshold).mean() <= 0.1 + 1e-9
     assert any("10 % false alarms" in note for note in listed.summary.notes)
@@ -106,6 +107,8 @@ def test_trusted_captions_say_what_is_usual_in_the_audited_split(learned, concep
     other = concepts.test
     alone, audited = audit_split(learned, other), audit_split(learned, other, false_alarms=limits)
     assert audited.scales == trusted.scales != alone.scales
+    above = int((audited.suspicion > limits.caption_threshold).sum())
+    assert audited.listed == audited.summary.suspicious == above
     captions = audited.survey.captions
     np.testing.assert_array_equal(audited.values, alone.values)
     np.testing.assert_array_equal(

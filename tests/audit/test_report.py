@@ -79,6 +79,7 @@ def summary(**changes) -> Summary:
         "split": "test",
         "images": 10,
         "captions": 50,
+        "threshold": 0.5,
         "suspicious": 2,
         "false_negatives": 0,
         "false_negative_images": 0,
@@ -178,6 +179,15 @@ def test_the_page_has_what_a_reader_needs() -> None:
         assert expected in page
     labels = [a for t, a in Tags(page).seen if t == "input" and a["type"] == "checkbox"]
     assert [a["value"] for a in labels] == ["low-score"]
+
+
+def test_the_tile_of_suspicious_captions_names_their_threshold() -> None:
+    def tiles(*thresholds: float) -> str:
+        return render("photos", [summary(threshold=one) for one in thresholds], [], {})
+
+    assert "<dt>suspicious (suspicion ≥ 0.5)</dt><dd>2</dd>" in tiles(0.5)
+    assert "<dt>suspicious (suspicion ≥ 0.302)</dt><dd>4</dd>" in tiles(0.30249, 0.30249)
+    assert "<dt>suspicious (suspicion ≥ 0.3 or 0.7)</dt><dd>4</dd>" in tiles(0.7, 0.3)
 
 
 def test_pictures_are_in_the_page_where_they_can_be_read(tmp_path) -> None:

@@ -85,7 +85,7 @@ def test_a_run_is_audited_on_its_own_data(run, cache, tmp_path) -> None:
     found = lines_of(out)
     wrong = sum(line["kind"] == "mismatch" for line in found)
     assert told["listed"] == {"threshold": 0.05, "captions": wrong}
-    assert wrong > told["suspicious"] == sum(line["suspicion"] >= 0.5 for line in found)
+    assert wrong == told["suspicious"] > sum(line["suspicion"] >= 0.5 for line in found)
     assert all(line["correction"] is None for line in found)
     rows = list(csv.DictReader(io.StringIO((out / "findings.csv").read_text("utf-8-sig"))))
     assert [row["kind"] for row in rows] == [line["kind"] for line in found]
@@ -95,6 +95,39 @@ def test_a_run_is_audited_on_its_own_data(run, cache, tmp_path) -> None:
     assert page.count("<article") == wrong + len(near)
     assert "data:image/jpeg;base64," in page
     assert "no corrections" in page
+
+
+@pytest.mark.parametrize(
+    "chosen",
+    [(), ("--threshold", 0.05), ("--false-alarms", 0.3, "--trusted", "train")],
+    ids=["default", "threshold", "false-alarms"],
+)
+def test_tile_terminal_and_files_count_the_captions_above_the_chosen_threshold(
+    run, cache, tmp_path, chosen
+) -> None:
+    command = ["audit", run, "--out", tmp_path, "--cache", cache, "--examine", 40, *chosen]
+    printed = " ".join(invoke(*command, "--split", "test").split())
+    wrong = [line for line in lines_of(tmp_path) if line["kind"] == "mismatch"]
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    threshold = summary["listed"]["threshold"]
+    if "--false-alarms" in chosen:
+        assert threshold == pytest.approx(summary["false_alarms"]["caption_threshold"])
+    else:
+        assert threshold == (0.05 if chosen else 0.5)
+    assert all(line["suspicion"] >= threshold for line in wrong)
+    count, share = len(wrong), len(wrong) / summary["captions"]
+    assert summary["listed"]["captions"] == summary["suspicious"] == count
+    assert summary["share"] == share
+    (split,) = summary["splits"]
+    assert (split["suspicious"], split["threshold"]) == (count, threshold)
+    assert re.search(rf"suspicious\W+{count} \({100 * share:.1f} %\)", printed)
+    assert f"listed: {count} captions with a suspicion of at least {threshold:.3g}" in printed
+    page = (tmp_path / "index.html").read_text()
+    assert f"<dt>suspicious (suspicion ≥ {threshold:.3g})</dt><dd>{count}</dd>" in page
+    assert f"<dt>share</dt><dd>{100 * share:.1f} %</dd>" in page
+    assert f"Suspicious captions ({count})" in page
+    at_half = sum(line["suspicion"] >= 0.5 for line in wrong)
+    assert count > at_half or not chosen
 
 
 def test_every_split_is_audited_unless_some_are_named(run, cache, tmp_path) -> None:
@@ -147,13 +180,13 @@ def test_near_duplicates_have_a_table_of_their_own_that_no_threshold_changes(
 ) -> None:
     asked = ["audit", run, "--split", "test", "--out", tmp_path, "--examine", 10, "--cache", cache]
     printed = [invoke(*asked, "--threshold", level) for level in (0.05, 0.9)]
-    tables = [text[: text.index("listed:")] for text in printed]
-    assert tables[0] == tables[1]
-    title, table = tables[0].index("Audit"), tables[0].index("Near-duplicates")
-    assert "suspicious" in tables[0][title:table]
-    assert "suspicious" not in tables[0][table:]
+    tables = [text[text.index("Audit") : text.index("listed:")] for text in printed]
+    first, second = (text.partition("Near-duplicates") for text in tables)
+    assert "suspicious" in first[0]
+    assert "suspicious" not in first[2]
+    assert first[2] == second[2]
     near = json.loads((tmp_path / "summary.json").read_text())["false_negatives"]
-    assert str(near) in tables[0][table:]
+    assert str(near) in first[2]
 
 
 def test_no_error_has_the_exit_code_of_too_many() -> None:

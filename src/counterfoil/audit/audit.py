@@ -30,7 +30,6 @@ from counterfoil.audit.suspicion import (
     CENTERS,
     MEASURED_SIGNS,
     SIGNS,
-    SUSPICIOUS_FROM,
     WEIGHTS,
     WORDS,
     Scale,
@@ -65,20 +64,19 @@ MAX_REFERENCE = 1000
 class Audit:
     """The findings of a split, the most suspicious first, and the data behind them.
 
-    ``findings`` lists captions with a suspicion of at least ``threshold``, and near-duplicates;
-    ``summary`` does not depend on the threshold. ``suspicion`` [captions] is NaN for unreadable
-    images. ``values`` [captions, measured signs] has what was measured, ``scales`` what that was
-    compared with, ``signs`` [captions, signs] the evidence for reasons. ``word_effects`` are the
-    words of the examined captions, ``word_doubts`` the doubts about them; those above
-    ``word_threshold`` are named as wrong. ``reference`` are the examined captions that were drawn
-    at random. ``surprise``: whether the doubts include the surprise of a language model.
-    ``weights`` are those learned from checked captions, if there were any.
+    ``findings`` lists captions with a suspicion of at least ``threshold``, which ``summary`` counts
+    as suspicious, and near-duplicates. ``suspicion`` [captions] is NaN for unreadable images.
+    ``values`` [captions, measured signs] has what was measured, ``scales`` what that was compared
+    with, ``signs`` [captions, signs] the evidence for reasons. ``word_effects`` are the words of
+    the examined captions, ``word_doubts`` the doubts about them; those above ``word_threshold`` are
+    named as wrong. ``reference`` are the examined captions that were drawn at random. ``surprise``:
+    whether the doubts include the surprise of a language model. ``weights`` are those learned from
+    checked captions, if there were any.
     """
 
     split: Split
     summary: Summary
     findings: list[Finding]
-    threshold: float
     survey: SplitSurvey
     suspicion: Values
     values: Values
@@ -90,6 +88,11 @@ class Audit:
     reference: list[int]
     surprise: bool
     weights: SignWeights | None = None
+
+    @property
+    def threshold(self) -> float:
+        """Suspicion from which captions are listed."""
+        return self.summary.threshold
 
     @property
     def listed(self) -> int:
@@ -190,7 +193,9 @@ def audit_split(
     if corrector is not None:
         findings = corrector.correct_all(findings, details, progress)
     too_long = int((~is_short).sum())
-    summary = summarize(split, survey, signs, suspicion, duplicates, words.effects, too_long)
+    summary = summarize(
+        split, survey, signs, suspicion, threshold, duplicates, words.effects, too_long
+    )
     if false_alarms is not None:
         notes = (*summary.notes, *false_alarms.notes(summary.images, words.surprise))
         summary = summary.model_copy(update={"notes": notes})
@@ -203,7 +208,6 @@ def audit_split(
         split=split,
         summary=summary,
         findings=findings,
-        threshold=threshold,
         survey=survey,
         suspicion=suspicion,
         values=values,
@@ -370,16 +374,18 @@ def summarize(
     survey: SplitSurvey,
     signs: Values,
     suspicion: Values,
+    threshold: float,
     duplicates: dict[int, Duplicate],
     effects: WordEffects,
     too_long: int,
 ) -> Summary:
     """Counts of what was found in a split, and notes for the reader.
 
-    ``too_long`` captions have more than `MOST_WORDS` words, which are not examined.
+    Captions with a suspicion of at least ``threshold`` count as suspicious. ``too_long`` captions
+    have more than `MOST_WORDS` words, which are not examined.
     """
     captions, examined = survey.captions, len(effects.words)
-    wrong = captions[suspicion[captions] >= SUSPICIOUS_FROM]
+    wrong = captions[suspicion[captions] >= threshold]
     reasons = [SIGNS[k] for number in wrong for k in named_signs(signs[number])]
     notes = []
     if len(captions) < MIN_REFERENCE_CAPTIONS:
@@ -412,6 +418,7 @@ def summarize(
         split=split.name,
         images=survey.compared,
         captions=len(captions),
+        threshold=threshold,
         suspicious=len(wrong),
         false_negatives=len(duplicates),
         false_negative_images=len({duplicate.own for duplicate in duplicates.values()}),

@@ -138,9 +138,10 @@ class Finding(Report):
 
 
 class Summary(Report):
-    """Counts of an audit of one split, independent of the threshold of its list.
+    """Counts of an audit of one split.
 
-    ``suspicious`` counts captions with a suspicion of at least 0.5, ``signs`` their reasons.
+    ``suspicious`` counts the listed captions, whose suspicion is at least ``threshold``, and
+    ``signs`` their reasons.
     ``false_negatives`` counts captions with a near-duplicate at another image, which is no error.
     ``unknown_words`` counts distinct words outside the model's vocabulary, ``unknown_captions``
     the captions skipped because they have no other words.
@@ -149,6 +150,7 @@ class Summary(Report):
     split: str
     images: int
     captions: int
+    threshold: float
     suspicious: int
     false_negatives: int
     false_negative_images: int
@@ -353,6 +355,15 @@ def total(summaries: Sequence[Summary]) -> tuple[int, int]:
     return sum(summary.suspicious for summary in summaries), sum(
         summary.captions for summary in summaries
     )
+
+
+def threshold_text(summaries: Sequence[Summary]) -> str:
+    """The threshold of suspicion, rounded; every one if it differs between splits.
+
+    With a rate of false alarms, it is the smallest number above the measured threshold.
+    """
+    levels = sorted({summary.threshold for summary in summaries})
+    return " or ".join(dict.fromkeys(f"{level:.3g}" for level in levels))
 
 
 def skipped_images(summaries: Sequence[Summary], problems: Sequence[Problem] = ()) -> int:

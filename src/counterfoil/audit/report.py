@@ -24,6 +24,7 @@ from counterfoil.audit.findings import (
     WrongWord,
     diverse_first,
     skipped_images,
+    threshold_text,
     to_csv,
     to_jsonl,
     to_summary,
@@ -281,7 +282,7 @@ def _counts(summaries: Sequence[Summary], problems: Sequence[Problem]) -> str:
     suspicious, captions = total(summaries)
     cells = {
         "captions": f"{captions:,}",
-        "suspicious": f"{suspicious:,}",
+        f"suspicious (suspicion ≥ {threshold_text(summaries)})": f"{suspicious:,}",
         "share": f"{100 * suspicious / max(1, captions):.1f} %",
         "near-duplicates": f"{sum(one.false_negatives for one in summaries):,}",
         "images skipped": f"{skipped_images(summaries, problems):,}",

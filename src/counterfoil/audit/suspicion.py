@@ -35,9 +35,6 @@ are similar, so these signs need one deviation more. Chosen on the dev split of 
 MIN_NAMED_EVIDENCE = 0.2
 """Evidence from which a sign is named as a reason."""
 
-SUSPICIOUS_FROM = 0.5
-"""Suspicion from which a caption counts as suspicious in a summary."""
-
 SIGNS = ("low-score", "other-image", "other-caption", "neighbors", "wrong-words")
 """Signs that are named as reasons."""
 

@@ -78,7 +78,7 @@ def check(
         typer.Option(
             callback=opt.ABOVE_0_TO_1,
             help="List captions with at least this suspicion (above 0, at most 1); only these "
-            "count for --fail-above and --max-suspicious. The summary always counts from 0.5.",
+            "count as suspicious in the summary, for --fail-above and for --max-suspicious.",
         ),
     ] = 0.5,
     examine: Annotated[
