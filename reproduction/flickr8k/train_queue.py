@@ -22,9 +22,9 @@ was tried gets the next one, until it is inside: give it two values to start fro
 store has some, and values far from the best are not trained. A run whose result is in ``store`` is
 not trained. Every process imports PyTorch, starts the GPU and reads the data once, and then trains
 one run after the other, so that short runs do not wait for these. After ``--seconds``, runs save
-themselves; the same call goes on. Recalls are stored meanwhile and at the end. What else the tables
-show is measured as soon as the run, and the one that writes its foils, are finished, and stored if
-the queue comes to its end. Ensembles are left to `counterfoil reproduce`, which finds the runs.
+themselves, and what else the tables show of finished runs is measured; the same call goes on.
+Recalls are stored meanwhile, all numbers at the end. Ensembles are left to `counterfoil reproduce`,
+which finds the runs.
 
 Only what no table uses is left out of a run: its page, example searches, the yardstick of its
 explanations, and the comparison with the run that it started from (a table that shows it needs a
@@ -302,12 +302,11 @@ def serve(pipe: Connection, out: Path, cache_folder: Path, forgetting: bool, sto
                     key = wanted.options.model_dump_json()
                     if key not in measures:
                         measures[key] = MeasureEvaluator(evaluator, wanted.options)
-                    if not stop.is_set():
-                        try:
-                            measures[key].number(wanted.column, wanted.run, wanted.writer)
-                        except Exception as problem:  # the others go on
-                            error = f"{wanted.column.title}, {wanted.run.title}: {problem}"
-                finished = not stop.is_set()
+                    try:
+                        measures[key].number(wanted.column, wanted.run, wanted.writer)
+                    except Exception as problem:  # the others go on
+                        error = f"{wanted.column.title}, {wanted.run.title}: {problem}"
+                finished = True
             else:
                 finished = do_one(job, cache_folder, Silent(), should_stop=stop.is_set)
                 if finished and (job.folder / "best").is_dir():
@@ -356,7 +355,6 @@ def main() -> None:
             print(f"time is up: {len(waiting)} jobs not begun, {len(busy)} stopped", flush=True)
         if stop.is_set():
             waiting.clear()
-            measuring.clear()
         while free and measuring:
             pipe = free.pop()
             busy[pipe] = measuring.popleft()
@@ -409,8 +407,7 @@ def main() -> None:
             if options.log:
                 with options.log.open("a", encoding="utf-8") as log:
                     log.write(json.dumps(line) + "\n")
-    measured = not stop.is_set() and not unmeasured
-    queue.store(options.cache, failed, with_measures=measured)  # before the processes end: slow
+    queue.store(options.cache, failed, with_measures=not unmeasured)  # processes end slowly
     for pipe in workers:
         with suppress(OSError):
             pipe.send(None)
