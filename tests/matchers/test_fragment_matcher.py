@@ -120,7 +120,8 @@ def test_groups_hold_all_texts_once_and_split_no_length_that_memory_can_hold() -
     for _ in range(200):
         count, max_texts = int(generator.integers(1, 300)), int(generator.integers(1, 300))
         lengths = -np.sort(-generator.integers(0, int(generator.integers(1, 20)), count))
-        groups = list(fragment_matcher._length_groups(lengths, max_texts))
+        most = int(generator.integers(1, 6))
+        groups = list(fragment_matcher._length_groups(lengths, max_texts, most))
         assert [0, *(right for _, right in groups)] == [*(left for left, _ in groups), count]
         for left, right in groups:
             assert 0 < right - left <= max_texts
