@@ -204,3 +204,20 @@ def test_boxes_and_links_travel_with_the_items_they_belong_to() -> None:
     assert kept.pooled is None
     assert whole.keep("pooled").graph is None
     assert Encoded.cat([first, Encoded(first.fragments, first.mask)]).boxes is None
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad, torch.enable_grad])
+def test_gpo_pools_the_same_bits_with_and_without_gradients(mode, dtype) -> None:
+    gpo = poolings["gpo"](6).to(dtype)
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(5, 9, 6, generator=generator, dtype=dtype).round(decimals=1)  # ties, zeros
+    mask = torch.arange(9)[None] < torch.tensor([9, 4, 1, 0, 6])[:, None]
+    x[0, 3, 2], x[1, 0, 1], x[4, 2, 5] = torch.nan, torch.inf, -torch.inf
+    expected = gpo(x.clone().requires_grad_(), mask).detach()
+    before = x.clone()
+    with mode():
+        pooled = gpo(x, mask)
+    assert torch.equal(x.nan_to_num(7.0), before.nan_to_num(7.0))
+    assert pooled.isnan()[0, 2]
+    assert torch.equal(pooled.nan_to_num(7.0), expected.nan_to_num(7.0))
