@@ -32,6 +32,9 @@ MIN_CAPTIONS = 100
 CANDIDATES = 200
 """Words that compete for a place in a caption: the likeliest after the words before it."""
 
+CACHED_CONTEXTS = 10_000
+"""Contexts whose likeliest words are kept: 3 KB each."""
+
 
 @dataclass(frozen=True)
 class _Level:
@@ -95,6 +98,7 @@ class CaptionModel:
                 f"{MIN_CAPTIONS}"
             )
         self.order = order
+        self._cache: dict[tuple[int, tuple[int, ...]], tuple[Ints, Floats]] = {}
         split = len(captions) - len(captions) // HELD_OUT
         train = [words(text) for text in captions[:split]]
         frequency = Counter(word for sentence in train for word in sentence)
@@ -155,23 +159,40 @@ class CaptionModel:
 
         The keys of a caption are looked up together: a search for few keys is mostly overhead.
         """
-        padded = [_BEGIN] * (self.order - 1) + list(ids) + [_END]
-        positions = range(self.order - 1, len(padded) - 1)
-        forward = [self._next_word(padded[at - self.order + 1 : at]) for at in positions]
-        rivals = [
-            _rivals(each, padded[at], candidates)
-            for at, each in zip(positions, forward, strict=True)
-        ]
-        following = self._log_of_following(padded, dict(zip(positions, rivals, strict=True)))
+        padded = np.array([_BEGIN] * (self.order - 1) + list(ids) + [_END], dtype=np.int64)
+        at = np.arange(self.order - 1, len(padded) - 1)
+        own = self._probabilities(self._keys_at(padded, at))
+        places = []
+        for place, probability in zip(at.tolist(), own, strict=True):
+            likeliest = self._likeliest(padded[place - self.order + 1 : place].tolist(), candidates)
+            places.append(_with_own(*likeliest, padded[place], probability))
+        following = self._log_of_following(padded, at, [rivals for rivals, _ in places])
         result = []
-        for each, words_here, after in zip(forward, rivals, following, strict=True):
-            logs = np.log(each[words_here]) + after
-            result.append((words_here, logs - np.logaddexp.reduce(logs)))
+        for (rivals, probabilities), after in zip(places, following, strict=True):
+            logs = np.log(probabilities) + after
+            result.append((rivals, logs - np.logaddexp.reduce(logs)))
         return result
 
-    def _next_word(self, before: Sequence[int]) -> Floats:
-        """P of every word id after some words."""
-        result = np.full(len(self.ids) + 3, 1.0 / (len(self.ids) + 2))
+    def _likeliest(self, before: Sequence[int], candidates: int) -> tuple[Ints, Floats]:
+        """The likeliest word ids after some words, sorted, and their probabilities.
+
+        They depend on the longest context that is known, and many captions share these.
+        """
+        known = self._known_contexts(before)
+        key = candidates, tuple(known)
+        if key not in self._cache:
+            if len(self._cache) >= CACHED_CONTEXTS:
+                self._cache.clear()
+            scores = self._next_word(known)
+            scores[[_BEGIN, _END]] = -1.0
+            best = np.argpartition(-scores, min(candidates, len(scores) - 1))[:candidates]
+            best = np.sort(best[scores[best] >= 0])
+            self._cache[key] = best, scores[best]
+        return self._cache[key]
+
+    def _known_contexts(self, before: Sequence[int]) -> list[int]:
+        """Of each level up to the first that does not know it, the index of the context."""
+        found: list[int] = []
         context = 0
         for size, level in enumerate(self.levels):
             if size:
@@ -179,6 +200,14 @@ class CaptionModel:
             at = int(np.searchsorted(level.contexts, context))
             if at == len(level.contexts) or level.contexts[at] != context:
                 break
+            found.append(at)
+        return found
+
+    def _next_word(self, known: Sequence[int]) -> Floats:
+        """P of every word id after some words, whose contexts are `_known_contexts`."""
+        result = np.full(len(self.ids) + 3, 1.0 / (len(self.ids) + 2))
+        for at, level in zip(known, self.levels, strict=False):
+            context = int(level.contexts[at])
             span = slice(*np.searchsorted(level.keys, [context << _BITS, (context + 1) << _BITS]))
             total = level.totals[at]
             result *= level.discount * level.kinds[at] / total
@@ -186,35 +215,34 @@ class CaptionModel:
             result[level.keys[span] & _mask(1)] += seen
         return result
 
-    def _log_of_following(self, ids: Sequence[int], rivals: dict[int, Ints]) -> list[Floats]:
-        """Log probability of the words after each position, with each of its ``rivals`` there."""
-        keys = [
-            self._key(ids, position, here, target)
-            for position, here in rivals.items()
-            for target in self._targets(ids, position)
-        ]
-        if not keys:
+    def _log_of_following(self, ids: Ints, at: Ints, rivals: Sequence[Ints]) -> list[Floats]:
+        """Log probability of the words after each place, with each of its ``rivals`` there."""
+        if not rivals:
             return []
-        logs = np.log(self._probabilities(np.concatenate(keys)))
-        parts = iter(np.split(logs, np.cumsum([len(part) for part in keys])[:-1]))
-        result = []
-        for position, here in rivals.items():
-            total = np.zeros(len(here))
-            for _ in self._targets(ids, position):
-                total += next(parts)
-            result.append(total)
-        return result
+        ends = np.cumsum([len(each) for each in rivals])
+        words_there, place = (
+            np.concatenate(rivals),
+            np.repeat(np.arange(len(at)), np.diff(ends, prepend=0)),
+        )
+        total = np.zeros(len(words_there))
+        for distance in range(1, self.order):
+            reached = at + distance < len(ids)
+            keys = np.zeros(len(at), dtype=np.int64)
+            keys[reached] = self._keys_at(ids, at[reached] + distance, without=distance)
+            # contexts that are too short for the word at the place are the same for all rivals
+            shared = self._probabilities(keys, 0, distance)
+            mine = reached[place]
+            owner = place[mine]
+            whole = keys[owner] | (words_there[mine] << (_BITS * distance))
+            total[mine] += np.log(self._probabilities(whole, distance, shorter=shared[owner]))
+        return np.split(total, ends[:-1])
 
-    def _targets(self, ids: Sequence[int], position: int) -> range:
-        """The places whose probability depends on the word at ``position`` before them."""
-        return range(position + 1, min(position + self.order, len(ids)))
-
-    def _key(self, ids: Sequence[int], position: int, rivals: Ints, target: int) -> Ints:
-        """The n-gram that ends at ``target``, with each of ``rivals`` at ``position``."""
-        keys = np.zeros(len(rivals), dtype=np.int64)
+    def _keys_at(self, ids: Ints, at: Ints, without: int = -1) -> Ints:
+        """The n-grams that end at some places, packed; one word, so far back, can be left out."""
+        keys = np.zeros(len(at), dtype=np.int64)
         for back in range(self.order):
-            at = target - back
-            keys |= (rivals if at == position else np.int64(ids[at])) << (_BITS * back)
+            if back != without:
+                keys |= ids[at - back] << (_BITS * back)
         return keys
 
     def bag_of_words(self, text: str) -> float:
@@ -231,11 +259,7 @@ class CaptionModel:
             targets += range(len(flat), len(flat) + len(sentence) + 1)
             flat += [self.ids.get(word, _UNKNOWN) for word in sentence]
             flat.append(_END)
-        ids, index = np.array(flat, dtype=np.int64), np.array(targets, dtype=np.int64)
-        keys = np.zeros(len(index), dtype=np.int64)
-        for back in range(self.order):
-            keys |= ids[index - back] << (_BITS * back)
-        return keys
+        return self._keys_at(np.array(flat, dtype=np.int64), np.array(targets, dtype=np.int64))
 
     def _count(self, keys: Ints) -> list[_Level]:
         """Levels of order 1, 2 …; the shorter ones count in how many contexts an n-gram occurs."""
@@ -246,20 +270,28 @@ class CaptionModel:
             levels.insert(0, _Level.of(distinct, counts))
         return levels
 
-    def _probabilities(self, keys: Ints) -> Floats:
-        result = np.full(len(keys), 1.0 / (len(self.ids) + 2))  # any known word, unknown, the end
-        for size, level in enumerate(self.levels, start=1):
-            result = level.probabilities(keys & _mask(size), result)
-        return result
+    def _probabilities(
+        self, keys: Ints, first: int = 0, last: int | None = None, shorter: Floats | None = None
+    ) -> Floats:
+        """Of the last word of each key by the levels ``first`` to ``last``.
+
+        ``shorter`` are those by the levels before ``first``.
+        """
+        if shorter is None:  # any known word, unknown, the end
+            shorter = np.full(len(keys), 1.0 / (len(self.ids) + 2))
+        for size, level in enumerate(self.levels[first:last], start=first + 1):
+            shorter = level.probabilities(keys & _mask(size), shorter)
+        return shorter
 
 
-def _rivals(forward: Floats, own: int, candidates: int) -> Ints:
-    """The likeliest word ids after some words, and the caption's ``own`` one, sorted."""
-    scores = forward.copy()
-    scores[[_BEGIN, _END]] = -1.0
-    best = np.argpartition(-scores, min(candidates, len(scores) - 1))[:candidates]
-    best = best[scores[best] >= 0]
-    return np.unique(np.append(best, own))
+def _with_own(
+    likeliest: Ints, probabilities: Floats, own: int, of_own: float
+) -> tuple[Ints, Floats]:
+    """Sorted word ids and their probabilities, with the caption's own word among them."""
+    at = int(np.searchsorted(likeliest, own))
+    if at < len(likeliest) and likeliest[at] == own:
+        return likeliest, probabilities
+    return np.insert(likeliest, at, own), np.insert(probabilities, at, of_own)
 
 
 def _mask(size: int) -> int:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from counterfoil.data.text.words import words
+from counterfoil.evaluation import caption_model
 from counterfoil.evaluation.caption_model import CaptionModel
 from counterfoil.evaluation.words.doubts import (
     NO_DOUBT,
@@ -87,11 +89,33 @@ def test_the_likeliest_words_compete_for_a_place() -> None:
     ):
         assert len(few) <= 4  # and the own word
         assert set(few) <= set(every)
-    before = language._next_word([language.ids[word] for word in ("a", "red")] * 2)
+    contexts = language._known_contexts([language.ids[word] for word in ("a", "red")] * 2)
+    before = language._next_word(contexts)
     before[:2] = -1
     best = {language.names[k] for k in np.argsort(-before)[:3]}
     third = language.in_context(text, candidates=3)[2]
     assert set(third) >= {name for name in best if before[language.ids[name]] > np.sort(before)[-4]}
+
+
+@pytest.mark.parametrize("order", [1, 2, 3, 4])
+def test_probabilities_in_context_are_those_of_whole_captions(order, monkeypatch) -> None:
+    language = CaptionModel(CAPTIONS, order)
+    text = "a red dog runs on the zebra ."
+    own = words(text)
+    for cached in (10_000, 1):  # from a cache, and thrown away again and again
+        monkeypatch.setattr(caption_model, "CACHED_CONTEXTS", cached)
+        for place, offered in enumerate(language.in_context(text, candidates=20)):
+            texts = [" ".join([*own[:place], word, *own[place + 1 :]]) for word in offered if word]
+            expected = language.log_likelihood(texts)
+            logs = np.array([log for word, log in offered.items() if word])
+            np.testing.assert_allclose(logs - logs[0], expected - expected[0], atol=1e-9)
+    surprise = language.surprise(text)
+    in_context = [
+        each.get(word, each.get(""))
+        for each, word in zip(language.in_context(text), own, strict=True)
+    ]
+    np.testing.assert_allclose(surprise, -np.array(in_context))
+    assert len(language.surprise("")) == 0
 
 
 def test_no_caption_is_part_of_the_model_that_judges_it() -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,6 +45,9 @@ SHRINKAGE_COUNT = 5.0
 TO_NORMAL = 1.4826
 """Standard deviation of a normal distribution in median absolute deviations."""
 
+KEPT_CAPTIONS = 8192
+"""Captions whose words and classes are kept: an audit asks for those of a caption many times."""
+
 FOLDS = 5
 MIN_LANGUAGE_CAPTIONS = 500
 """Captions below which a language model of them says too little."""
@@ -69,18 +73,29 @@ class MeasuredCaption:
 
 def spoken_words(text: str) -> list[str]:
     """The words of a caption in lower case, without punctuation."""
-    return [word.text.lower() for word in caption_words(text) if not word.is_punctuation]
+    return list(_read(text)[0])
 
 
 def is_spoken(text: str) -> NDArray[np.bool_]:
-    """Whether each word of a caption is none of the punctuation marks."""
-    return np.array([not word.is_punctuation for word in caption_words(text)], dtype=np.bool_)
+    """Whether each word of a caption is none of the punctuation marks; read-only."""
+    return _read(text)[1]
 
 
+@lru_cache(maxsize=KEPT_CAPTIONS)
+def _read(text: str) -> tuple[tuple[str, ...], NDArray[np.bool_]]:
+    own = caption_words(text)
+    spoken = np.array([not word.is_punctuation for word in own], dtype=np.bool_)
+    spoken.setflags(write=False)
+    return tuple(word.text.lower() for word in own if not word.is_punctuation), spoken
+
+
+@lru_cache(maxsize=KEPT_CAPTIONS)
 def may_be_wrong(text: str) -> NDArray[np.bool_]:
-    """Whether each word without punctuation is of a class that can make a caption false."""
+    """Whether each word without punctuation can make a caption false, by its class; read-only."""
     classes = np.array([kind not in NEVER_WRONG for kind in tag(words(text))], dtype=np.bool_)
-    return classes[is_spoken(text)]
+    possible = classes[is_spoken(text)]
+    possible.setflags(write=False)
+    return possible
 
 
 def surprises(language: CaptionModel, texts: Iterable[str]) -> list[Values]:
