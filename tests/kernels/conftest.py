@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 import os
 from collections.abc import Iterator
 from dataclasses import replace
+from importlib import import_module
+from importlib.util import find_spec
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -16,28 +18,35 @@ def quicker_interpreter() -> Iterator[None]:
     """Leaves out work of Triton's interpreter that no result depends on.
 
     - It tests whether integers overflow, in 64 bits, and drops the answer unless it debugs.
-    - At each call of a function of a kernel, it searches all of Triton's language for what to
-      replace. Here, this is searched once.
+    - At each call of a function by a kernel, it searches all of Triton's language for what to
+      replace. All is replaced once the kernel runs.
     - At each operation, it makes its table of types anew.
     """
-    if os.environ.get("TRITON_INTERPRET") != "1":
+    if os.environ.get("TRITON_INTERPRET") != "1" or find_spec("triton") is None:
         yield
         return
-    interpreter = pytest.importorskip("triton.runtime.interpreter")
+    interpreter = import_module("triton.runtime.interpreter")
     options = interpreter.interpreter_builder.options
-    is_builtin, replace_member = interpreter.tl.core.is_builtin, interpreter._patch_attr
-    numpy_type = interpreter._get_np_dtype
-    types = {}
+    replace_members, numpy_type = interpreter._patch_lang, interpreter._get_np_dtype
+    languages = {interpreter.tl, interpreter.tl.core}
+    replaced: set[ModuleType] = set()
+    types: dict[str, Any] = {}
 
-    @functools.cache
-    def builtins(package: Any) -> list[tuple[str, Any]]:
-        members = interpreter.inspect.getmembers(package)
-        return [(name, member) for name, member in members if is_builtin(member)]
+    def replace_once(function: Any) -> Any:
+        visible = function.__globals__.values()
+        used = {language for language in languages if any(one is language for one in visible)}
+        if used and used <= replaced:
+            return interpreter._LangPatchScope()
+        scope = replace_members(function)
+        replaced.update(used)
+        restore = scope.restore
 
-    def replace_builtins(package: Any, builder: Any, scope: Any) -> None:
-        for name, member in builtins(package):
-            if getattr(package, name) is member:
-                replace_member(package, name, member, builder, scope)
+        def end_of_launch() -> None:  # what functions replace is never restored
+            replaced.clear()
+            restore()
+
+        scope.restore = end_of_launch
+        return scope
 
     def known_type(kind: Any) -> Any:
         if type(kind) is not interpreter.tl.dtype:  # a pointer or a block
@@ -50,6 +59,6 @@ def quicker_interpreter() -> Iterator[None]:
         if not options.debug:
             quiet = replace(options, sanitize_overflow=False)
             patch.setattr(interpreter.interpreter_builder, "options", quiet)
-        patch.setattr(interpreter, "_patch_builtin", replace_builtins)
+        patch.setattr(interpreter, "_patch_lang", replace_once)
         patch.setattr(interpreter, "_get_np_dtype", known_type)
         yield
