@@ -188,6 +188,17 @@ def test_the_tile_of_suspicious_captions_names_their_threshold() -> None:
     assert "<dt>suspicious (suspicion ≥ 0.5)</dt><dd>2</dd>" in tiles(0.5)
     assert "<dt>suspicious (suspicion ≥ 0.302)</dt><dd>4</dd>" in tiles(0.30249, 0.30249)
     assert "<dt>suspicious (suspicion ≥ 0.3 or 0.7)</dt><dd>4</dd>" in tiles(0.7, 0.3)
+    assert "(suspicion ≥ 0.9995)" in tiles(0.9995)
+    assert "(suspicion ≥ 1)" in tiles(1.0)
+
+
+def test_nothing_found_is_said_only_of_nothing() -> None:
+    found = [finding(number=0), finding(number=1, kind="false-negative")]
+    for most, shown in ((0, 0), (9, 1)):
+        page = page_of(found, most=most)
+        assert page.count("Nothing found") == 0
+        assert page.count("None is shown here; findings.jsonl has all.") == 2 * (1 - shown)
+    assert page_of([]).count("Nothing found") == 2
 
 
 def test_pictures_are_in_the_page_where_they_can_be_read(tmp_path) -> None:

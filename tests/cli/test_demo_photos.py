@@ -16,7 +16,7 @@ from counterfoil.audit import export_corrected
 from counterfoil.audit.decisions import Decision, DecisionLog, key_of
 from counterfoil.audit.findings import Finding, read_findings
 from counterfoil.cli.demo import _library_folder
-from counterfoil.cli.demo_photos import demo_photos, read_library
+from counterfoil.cli.demo_photos import MARK, demo_photos, read_library
 from counterfoil.core.errors import ConfigError, DataError, MissingExtraError
 from counterfoil.core.progress import Silent
 from counterfoil.models import save_pretrained
@@ -77,6 +77,30 @@ def test_a_folder_of_images_alone_is_searchable(prepare, tmp_path) -> None:
         hits = index.search("a white box", k=3).hits
         assert {hit.id for hit in hits} == set(IDS)
     assert "--audit" not in made["serve"]
+
+
+def test_what_no_demo_made_is_replaced_only_if_asked(
+    photos, prepare, cache, tmp_path, capsys
+) -> None:
+    out = tmp_path / "out"
+    page = out / "audit" / "index.html"
+    page.parent.mkdir(parents=True)
+    page.write_text("my own page")
+    with pytest.raises(ConfigError, match=r"audit: not made by this demo; .*--overwrite"):
+        invoke("demo", photos, "--no-serve", "--out", out, "--cache", cache)
+    assert page.read_text() == "my own page"
+    page.unlink()
+    page.parent.rmdir()
+    prepare()
+    (out / MARK).unlink()  # as if the index were of another command
+    before = (out / "index" / "index.json").read_bytes()
+    with pytest.raises(ConfigError, match="index: not made by this demo"):
+        prepare()
+    assert (out / "index" / "index.json").read_bytes() == before
+    models = {"searcher": MODEL, "explainer": MODEL}
+    demo_photos(photos, out, cache, Silent(), None, True, overwrite=True, **models)
+    capsys.readouterr()
+    assert prepare()["photos"] == 3  # made by a demo now
 
 
 def test_damaged_photos_are_named_and_other_files_are_counted(prepare) -> None:

@@ -104,7 +104,7 @@ from tests.core.test_parallel import work_for_long
 
 if __name__ == "__main__":
     folder = Path(sys.argv[1])
-    given = (folder, folder, FoilOptions(), None, 1)
+    given = (folder, folder, FoilOptions(), None, 1, [])
     pool = ProcessPoolExecutor(2, own_processes(), measure_parallel._begin, given)
     list(pool.map(work_for_long, range(2)))
 """

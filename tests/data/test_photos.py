@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,22 @@ def test_ids_are_paths_without_endings_that_are_not_needed(folder) -> None:
     split = read_photos(folder)["all"]
     assert list(split.ids) == ["beach", "more/dog.PNG", "more/dog.webp", "scan"]
     assert [list(captions) for captions in split.captions] == [[], [], [], []]
+
+
+def test_a_file_whose_name_is_no_text_is_left_out_with_its_reason(folder) -> None:
+    try:
+        (folder / os.fsdecode(b"bad\xff.jpg")).write_bytes((folder / "beach.jpg").read_bytes())
+    except OSError:
+        pytest.skip("this file system refuses such names")
+    pairs = read_photos(folder)
+    assert list(pairs["all"].ids) == ["beach", "more/dog.PNG", "more/dog.webp", "scan"]
+    (problem,) = pairs.problems
+    assert (problem.kind, problem.severity) == ("bad-text", Severity.SKIP)
+    assert "bad\\udcff.jpg" in str(problem)
+    for name in NAMES:
+        (folder / name).unlink()
+    with pytest.raises(DataError, match=r"no images .*not UTF-8 text"):
+        read_photos(folder)
 
 
 def test_no_two_images_have_the_same_id(tmp_path) -> None:

@@ -50,9 +50,10 @@ def test_images_without_stated_splits_can_be_read_as_one_split() -> None:
     for stated in (
         replace(pairs, problems=[other]),
         replace(pairs, splits={"train": train, "test": replace(test, pixels=None)}),
-        replace(pairs, splits={"train": train}),
     ):
         assert undivided(stated) is stated
+    (few,) = undivided(replace(pairs, splits={"train": train}))  # too few for a dev or test split
+    assert (few.name, list(few.ids)) == ("all", ["a", "b"])
 
 
 def test_about_five_percent_are_set_aside_with_all_their_captions() -> None:

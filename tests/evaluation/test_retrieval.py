@@ -143,6 +143,21 @@ def test_folds_of_a_torch_matrix_equal_those_of_a_numpy_one():
     assert tensor == retrieval(SIMS, IMAGE_OF, protocol="folds", folds=3)
 
 
+def test_folds_without_their_protocol_are_refused():
+    for folds in (2, -1, 9):
+        with pytest.raises(ConfigError, match=f"folds={folds} has no effect with protocol='full'"):
+            retrieval(SIMS, IMAGE_OF, folds=folds, bootstrap=0)
+    five = retrieval(SIMS, IMAGE_OF, protocol="folds", bootstrap=0)
+    assert five == retrieval(SIMS, IMAGE_OF, protocol="folds", folds=5, bootstrap=0)
+
+
+def test_scores_that_are_no_matrix_are_refused():
+    with pytest.raises(DataError, match=r"got list; convert it with np\.array"):
+        retrieval(SIMS.tolist(), IMAGE_OF, bootstrap=0)
+    with pytest.raises(DataError, match=r"got shape \(50,\)"):
+        retrieval(np.zeros(50), IMAGE_OF, bootstrap=0)
+
+
 def test_one_fold_is_the_full_protocol():
     whole = retrieval(SIMS, IMAGE_OF, bootstrap=50)
     fold = retrieval(SIMS, IMAGE_OF, protocol="folds", folds=1, bootstrap=50)

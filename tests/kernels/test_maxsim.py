@@ -81,6 +81,16 @@ def _refused(*args):
     raise AssertionError("computed by PyTorch, not by the kernel")
 
 
+def test_vectors_without_numbers_have_gradients_without_numbers() -> None:
+    queries, documents = torch.zeros(2, 3, 0), torch.zeros(4, 5, 0)
+    for side in (queries, documents):
+        side.requires_grad_()
+    scores = cf.maxsim(queries, documents)
+    scores.sum().backward()
+    assert torch.equal(scores.detach(), torch.zeros(2, 4))
+    assert (queries.grad.shape, documents.grad.shape) == (queries.shape, documents.shape)
+
+
 def test_a_small_example_by_hand() -> None:
     queries = torch.tensor([[[1.0, 0.0], [0.0, 2.0]]])
     documents = torch.tensor([[[0.5, 0.1], [0.2, 0.3]], [[-1.0, -1.0], [-2.0, -3.0]]])

@@ -8,7 +8,7 @@ import torch
 
 from counterfoil.adapters.in_batch import InBatchLoss
 from counterfoil.core.errors import ArgumentError, ConfigError
-from counterfoil.objectives import Context, create_objective, objectives
+from counterfoil.objectives import Context, HardestNegative, create_objective, objectives
 from counterfoil.objectives.positives import read_positives
 
 SCORES_ALONE = [name for name in objectives if not objectives[name].requires]
@@ -44,6 +44,22 @@ def test_without_positives_pairs_are_on_the_diagonal() -> None:
 def test_texts_name_the_image_that_they_belong_to() -> None:
     result = read_positives(WIDE, image_ids=["a", "b"], text_ids=["b", "a", "b"])
     assert result.tolist() == [[False, True, False], [True, False, True]]
+
+
+@pytest.mark.parametrize("rows", [tuple, list])
+@pytest.mark.parametrize("matrix", [tuple, list])
+def test_booleans_in_tuples_or_lists_are_a_matrix_and_other_tuples_are_ids(matrix, rows) -> None:
+    given = [[False, True, False], [True, False, True], [False, False, True]]
+    assert read_positives(SQUARE, matrix(rows(row) for row in given)).tolist() == given
+    ids = ((1, "a"), (2, "b"), (1, "a"))
+    assert read_positives(SQUARE, ids).tolist() == [[a == b for b in ids] for a in ids]
+
+
+def test_a_report_names_the_protected_pairs_also_of_an_objective_by_itself() -> None:
+    protected = torch.tensor([[False, True, False], [False] * 3, [False] * 3])
+    for objective in (HardestNegative(), create_objective("hardest")):
+        assert torch.equal(objective.report(SQUARE, protected=protected).protected, protected)
+        assert objective.report(SQUARE).protected is None
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from counterfoil.reproduce.catalogue import load_artifact, names
 from counterfoil.reproduce.plan import Settings, digest_of, find_data_set, make_plan
 from counterfoil.reproduce.spec import ROUNDING_TOLERANCE, Curves, build_artifact
 from tests.conftest import thinned
-from tests.reproduce.conftest import planned, tiny
+from tests.reproduce.conftest import TINY, planned, tiny
 
 ROW = {"label": ["a"], "run": "all"}
 
@@ -28,7 +28,7 @@ ROW = {"label": ["a"], "run": "all"}
     ("change", "message"),
     [
         ({"kind": "tabel"}, "kind: expected table"),
-        ({"title": None}, "title: Field required"),
+        ({"title": None}, "title: missing$"),
         ({"colour": "red"}, "unknown key 'colour'"),
         ({"rows": []}, "rows: List should have at least 1"),
         ({"rows": [{"label": ["a"]}]}, "exactly one of run, ensemble and published_only"),
@@ -42,6 +42,14 @@ ROW = {"label": ["a"], "run": "all"}
         (
             {"rows": [ROW | {"published": {"f30k": [1, 2, 3, 4, 5, 6, 21.5]}}]},
             "add up to 21.0, but RSUM is 21.5",
+        ),
+        (
+            {"runs": {**TINY["runs"], "deaf": {"like": "hard", "ignores": ["train.epoch"]}}},
+            "run 'deaf': ignores: unknown key 'train.epoch'; did you mean 'train.epochs'",
+        ),
+        (
+            {"runs": {**TINY["runs"], "all": {"like": "zz"}}},
+            "run 'all': like: unknown run 'zz'",
         ),
         ({"runs": {"all": {"like": "hard"}, "hard": {"like": "all"}}}, "forms a circle"),
         ({"vary": {"column": "Rate", "key": "seed", "values": [1]}}, "at least 2 items"),

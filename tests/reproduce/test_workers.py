@@ -17,7 +17,7 @@ import torch
 from counterfoil.core.progress import Silent
 from counterfoil.reproduce import runner, workers
 from tests.conftest import thinned
-from tests.reproduce.conftest import planned, tiny
+from tests.reproduce.conftest import TINY, planned, tiny
 
 
 def look(sender: Connection) -> None:
@@ -100,6 +100,24 @@ def test_a_run_that_others_left_no_memory_for_is_tried_again_with_fewer(
     again = [line for line in lines if "will be retried" in line]
     assert len(again) == 1 + runner.RETRIES
     assert again[-1].endswith("with at most 1 in parallel")
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_a_misspelt_option_is_told_before_any_run_is_trained(jobs, tmp_path, cache) -> None:
+    lines: list[str] = []
+
+    class Lines(Silent):
+        def say(self, text: str) -> None:
+            lines.append(text)
+
+    runs = {**TINY["runs"], "hard": {"common": {"objective": {"hardest": {"margn": 0.2}}}}}
+    plan = planned(tiny(runs=runs), tmp_path)
+    outcome = runner.carry_out(plan, cache, Lines(), jobs=jobs)
+    message = "objective.hardest.margn: objective 'hardest' has no option 'margn'"
+    assert message in lines[0]
+    assert lines[0].startswith("failed: hard, seed 0: ")
+    assert [message in error for error in outcome.errors.values()] == [True]
+    assert outcome.trained == 1
 
 
 @pytest.mark.parametrize(

@@ -104,6 +104,17 @@ def test_removing_an_image_takes_its_captions_along(fresh) -> None:
     assert contents(SearchIndex.open(fresh.folder)) == found
 
 
+def test_an_id_of_an_image_and_of_another_ones_caption_removes_the_image_alone(
+    fresh, concepts
+) -> None:
+    image = replace(concepts.test.select([20]), ids=["test-5#0"])
+    fresh.add(with_captions(image, ["a kite behind a kite"]))
+    captions = {hit.id: list(hit.captions) for hit in fresh.search("a dog", k=99).hits}
+    assert fresh.remove(["test-5#0"]) == 2
+    left = {hit.id: list(hit.captions) for hit in fresh.search("a dog", k=99).hits}
+    assert left == {name: own for name, own in captions.items() if name != "test-5#0"}
+
+
 def test_a_caption_that_is_removed_is_no_longer_stored_with_its_image(fresh) -> None:
     before = {hit.id: hit for hit in fresh.search("a dog", k=12).hits}
     _, stays = before["test-5"].captions

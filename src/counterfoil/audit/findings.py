@@ -357,13 +357,29 @@ def total(summaries: Sequence[Summary]) -> tuple[int, int]:
     )
 
 
+MOST_DIGITS = 17
+"""Digits that tell any two numbers in double precision apart."""
+
+
 def threshold_text(summaries: Sequence[Summary]) -> str:
     """The threshold of suspicion, rounded; every one if it differs between splits.
 
     With a rate of false alarms, it is the smallest number above the measured threshold.
     """
     levels = sorted({summary.threshold for summary in summaries})
-    return " or ".join(dict.fromkeys(f"{level:.3g}" for level in levels))
+    return " or ".join(dict.fromkeys(map(level_text, levels)))
+
+
+def level_text(level: float) -> str:
+    """A suspicion with three digits, and more if it would be rounded to 1 otherwise.
+
+    >>> level_text(0.30249), level_text(0.9995), level_text(1.0)
+    ('0.302', '0.9995', '1')
+    """
+    digits = 3
+    while digits < MOST_DIGITS and float(f"{level:.{digits}g}") == 1.0 != level:
+        digits += 1
+    return f"{level:.{digits}g}"
 
 
 def skipped_images(summaries: Sequence[Summary], problems: Sequence[Problem] = ()) -> int:

@@ -251,9 +251,9 @@ def render(
         near_note=NEAR_NOTE,
         total=len(chosen) + len(groups),
         cards="".join(finding_html(finding, pictures) for finding in chosen)
-        or '<p class="note">Nothing found: no caption is listed as suspicious.</p>',
+        or _none_shown(len(wrong), "no caption is listed as suspicious"),
         groups="".join(finding_html(group[0], pictures, group[1:]) for group in groups)
-        or '<p class="note">Nothing found: no caption is nearly the same as another.</p>',
+        or _none_shown(near, "no caption is nearly the same as another"),
         script=SCRIPT,
     )
 
@@ -338,6 +338,11 @@ the browser; add the downloaded file with <code>counterfoil audit merge AUDIT FI
 </div>
 </main><script>{script}</script></body></html>
 """
+
+
+def _none_shown(count: int, none: str) -> str:
+    text = "None is shown here; findings.jsonl has all." if count else f"Nothing found: {none}."
+    return f'<p class="note">{text}</p>'
 
 
 def check_report_folder(folder: Path, data: Path | None = None) -> None:

@@ -356,8 +356,10 @@ def _show(
     _print_columns("Audit", splits, [one.summary.rows() for one in audits])
     near = [one.summary.near_duplicate_rows() for one in audits]
     _print_columns("Near-duplicates (likely false negatives, not errors)", splits, near)
-    listed, level = sum(one.listed for one in audits), audits[0].threshold
-    print_line(f"listed: {listed} captions with a suspicion of at least {level:.3g} ({chosen_by})")
+    from counterfoil.audit.findings import level_text
+
+    listed, level = sum(one.listed for one in audits), level_text(audits[0].threshold)
+    print_line(f"listed: {listed} captions with a suspicion of at least {level} ({chosen_by})")
     print_left_out(problems, "see the report, or: counterfoil data inspect")
     for one in audits:
         _print_skipped(one.summary)

@@ -81,7 +81,7 @@ def demo(
     ] = True,
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port of the web page.")] = 8000,
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Make everything again, replacing a run in --out.")
+        bool, typer.Option("--overwrite", help="Make everything again, replacing what is in --out.")
     ] = False,
     cache: opt.Cache = opt.CACHE,
     as_json: opt.Json = False,
@@ -110,7 +110,8 @@ def demo(
             _refuse_scene_options(context)
             from counterfoil.cli.demo_photos import demo_photos
 
-            demo_photos(photos, out or _library_folder(photos), cache, bars, page_port, as_json)
+            folder, replaces = out or _library_folder(photos), overwrite or out is None
+            demo_photos(photos, folder, cache, bars, page_port, as_json, overwrite=replaces)
             return
         with _scenes_prepared(scenes, cache, bars):
             own = _new_demo(out or DEMO_FOLDER, scenes, train_scenes, epochs, cache, bars)

@@ -13,8 +13,9 @@ from typing import Any
 from counterfoil.audit import DataSource, audit_split
 from counterfoil.audit import write_report as write_audit
 from counterfoil.cli.output import print_json, print_line
-from counterfoil.core.errors import CounterfoilError, DataError
+from counterfoil.core.errors import ConfigError, CounterfoilError, DataError
 from counterfoil.core.progress import Progress
+from counterfoil.core.storage.atomic import write_atomically
 from counterfoil.core.storage.locks import locked_folder
 from counterfoil.core.zoo import resolve
 from counterfoil.data.formats import sources
@@ -45,6 +46,9 @@ MAX_REASON = 300
 """Letters of the reason why a file is not used."""
 
 ADVICE = "wait for it, or choose another --out"
+
+MARK = ".counterfoil-demo"
+"""File in the folder of a demo, which may therefore be made again."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +89,8 @@ class Library:
 
     @property
     def unreadable(self) -> list[Problem]:
-        return [one for one in self.pairs.problems if one.kind == "unreadable-image"]
+        left_out = ("unreadable-image", "bad-text")
+        return [one for one in self.pairs.problems if one.kind in left_out]
 
     def captioned(self) -> Split:
         """The photos with captions, by their ids in the captions' data set: an export needs them.
@@ -111,8 +116,12 @@ def demo_photos(
     *,
     searcher: str = SEARCHER,
     explainer: str = EXPLAINER,
+    overwrite: bool = False,
 ) -> None:
-    """Prepare a folder of photos, then serve it on ``port``, or print the command that does."""
+    """Prepare a folder of photos, then serve it on ``port``, or print the command that does.
+
+    An index or an audit in ``out`` that no demo made is replaced only to ``overwrite``.
+    """
     if not folder.is_dir():
         raise DataError(f"{folder}: no such folder; name a folder of photos")
     searching, explaining = (
@@ -122,6 +131,7 @@ def demo_photos(
         model.reader.extractor.fingerprint()  # raises now if its weights are not installed
     library = read_library(folder, bars, own_folders=(out / "index", out / "audit", cache))
     with locked_folder(out, "preparing photos there", ADVICE):
+        _claim(out, overwrite)
         readable = _with_features(library, searching, cache, bars)
         SearchIndex.build(
             out / "index", searching, readable.split, overwrite=True, progress=bars
@@ -245,6 +255,17 @@ def _skipped(folder: Path, used: Collection[Path], own: Collection[str]) -> dict
             and os.path.realpath(os.path.join(parent, name)) not in known
         )
     return dict(counts.most_common())
+
+
+def _claim(out: Path, overwrite: bool) -> None:
+    """Mark a folder as a demo's; refuse it if it has what no demo made."""
+    for name in () if overwrite or (out / MARK).exists() else ("index", "audit"):
+        if (out / name).exists():
+            raise ConfigError(
+                f"{out / name}: not made by this demo; choose another --out, or replace it with "
+                "--overwrite"
+            )
+    write_atomically(out / MARK, "index and audit in this folder are made by counterfoil demo\n")
 
 
 def _with_features(library: Library, model: Model, cache: Path, bars: Progress) -> Library:

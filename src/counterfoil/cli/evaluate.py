@@ -13,7 +13,7 @@ import counterfoil.cli.options as opt
 from counterfoil.cli.evaluate_foils import show_forgetting
 from counterfoil.cli.inputs import DataChoice, check_inputs, check_out
 from counterfoil.cli.output import print_json, print_line, print_table, say_fallback, to_json
-from counterfoil.core.errors import ConfigError
+from counterfoil.core.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from counterfoil.core.progress import Progress
@@ -170,6 +170,8 @@ def evaluate(
         raise ConfigError("--standardize is for ensembles: name two or more runs")
     check_inputs([*runs, retriever, start], data, format)
     check_out(out)
+    if cxc is not None and not cxc.is_file():
+        raise DataError(f"{cxc}: no such file")
     from counterfoil.data.splits import leakage_warning
     from counterfoil.training.run_data import skipped_notice
     from counterfoil.training.run_folder import leakage_into
@@ -193,6 +195,10 @@ def evaluate(
     def read(run: Path) -> Split:
         pairs = source.read(run, [split])
         selected = pairs[split]
+        if folds > len(selected):  # before hours of scoring
+            raise ConfigError(
+                f"--folds: expected at most {len(selected)} (the number of images), got {folds}"
+            )
         shared = leakage_into(run, data, source.options, pairs).get(selected.name, 0)
         settings.warn(leakage_warning({selected.name: shared}) if shared else "")
         settings.warn(skipped_notice(pairs))

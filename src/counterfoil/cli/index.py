@@ -379,7 +379,7 @@ def _report(
         ways = [way.as_dict() for way in recalls]
         print_json({"added": vars(added), "unread": unread, "recall": ways, **index.info()})
         return
-    _say_some(bars, "left out of the data", unread, "counterfoil data inspect lists them")
+    _say_some(bars, "left out of the data", unread, "--json lists them")
     _say_some(bars, "left out of the index", added.left_out, "--json lists them")
     print_line(
         f"added {added.images:,} images and {added.captions:,} captions"

@@ -326,7 +326,7 @@ def apply_override(tree: Mapping[str, Any], override: str) -> dict[str, Any]:
     if not equals or not all(keys):
         raise ConfigError(f"'{_cut(override)}': an override looks like train.epochs=5")
     try:
-        value = read_value(text)
+        value = _override_value(text.strip())
     except (yaml.YAMLError, ValueError) as error:
         raise ConfigError(f"'{_cut(override)}': not a value: {error}") from None
     if keys == ["model"] and isinstance(value, str):
@@ -347,12 +347,28 @@ def apply_override(tree: Mapping[str, Any], override: str) -> dict[str, Any]:
     return changed
 
 
+def _override_value(text: str) -> Any:
+    """A value as in a recipe, but a text on one line: YAML reads ``|``, ``#`` and 1:30 as others.
+
+    >>> [_override_value(text) for text in ("|", "#", "a #b", "1:30", "'a'", "null", "5e-4")]
+    ['|', '#', 'a #b', '1:30', 'a', None, 0.0005]
+    """
+    value = read_value(text)
+    if text[:1] in ("'", '"', "!"):
+        return value
+    if isinstance(value, str) or (value is None and text.lower() not in ("", "null", "~")):
+        return text
+    if isinstance(value, (int, float)) and ":" in text:  # YAML 1.1 counts in sixties
+        return text
+    return value
+
+
 def _explain(error: Any) -> str:
     """One validation error as a sentence with the full key."""
     keys = [str(part) for part in error["loc"]]
     path = _cut(".".join(keys)) or "(top)"
     if error["type"] == "extra_forbidden":
-        return f"unknown key '{path}'{_nearest_key(path)}"
+        return f"unknown key '{path}'{nearest_key(path)}"
     return f"{path}: {error['msg']}, got {short_repr(error['input'])}"
 
 
@@ -360,7 +376,20 @@ def _cut(text: str) -> str:
     return text if len(text) <= 100 else f"{text[:100]}…"
 
 
-def _nearest_key(path: str) -> str:
+def is_key(path: str) -> bool:
+    """Whether a dotted key names a setting or a section; names of options are not checked."""
+    section: Any = RunConfig
+    for part in path.split("."):
+        fields = getattr(section, "model_fields", None)
+        if fields is None:
+            return "dict[" in str(section)
+        if part not in fields:
+            return False
+        section = fields[part].annotation
+    return True
+
+
+def nearest_key(path: str) -> str:
     """A hint: the key of the same name in another section, or the most similar in this one."""
     section, _, name = path.rpartition(".")
     known = list(_all_keys(RunConfig))

@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from counterfoil.core.errors import DataError
+from counterfoil.core.printable import is_encodable, printable
 from counterfoil.core.storage.remote import is_url
 from counterfoil.data.formats import sources
 from counterfoil.data.formats.image_files import ENDINGS, IMAGE_FOLDERS, short_names
@@ -46,13 +47,19 @@ def read_photos(folder: Path, split: str = "all") -> Pairs:
     An id is what a table of captions in the folder would call the image: its path in the folder, or
     in one of `IMAGE_FOLDERS`, without its ending, each unless two images would have the same id.
     """
-    paths = sorted(path.relative_to(folder).as_posix() for path in _photos_below(folder))
+    log = ProblemLog()
+    paths = []
+    for path in sorted(_photos_below(folder)):
+        if is_encodable(str(path)):
+            paths.append(path.relative_to(folder).as_posix())
+        else:
+            log.skip("bad-text", printable(str(path)), "the name of the file is not UTF-8 text")
     if not paths:
-        raise DataError(f"{folder}: no images (looked for {', '.join(sorted(ENDINGS))})")
+        reason = f"; {log.problems[0]}" if log.problems else ""
+        raise DataError(f"{folder}: no images (looked for {', '.join(sorted(ENDINGS))}){reason}")
     pixels = [FileImage(folder / path) for path in paths]
     within = [_within(path) for path in paths]
     names = paths if len(set(within)) < len(paths) else within
-    log = ProblemLog()
     log_unrelated(unrelated_tables(folder), log)
     photos = Split(split, short_names(names), [[] for _ in paths], pixels)
     return Pairs(folder.resolve().name, {split: photos}, problems=log.problems)

@@ -44,7 +44,7 @@ def undivided(pairs: Pairs) -> Pairs:
     """All images as one split, if the data state no splits and have no features; else the same."""
     splits = list(pairs)
     hashed = any(problem.kind == HASHED for problem in pairs.problems)
-    if not hashed or len(splits) < 2 or any(split.pixels is None for split in splits):
+    if not hashed or any(split.pixels is None for split in splits):
         return pairs
     extras = [
         split.extras if split.extras is not None else [{} for _ in split.ids] for split in splits

@@ -103,7 +103,7 @@ def report_scores(
         results[0].image_of,
         split=split,
         protocol="folds" if folds else "full",
-        folds=folds or 1,
+        folds=folds or None,
         bootstrap=bootstrap,
         positives=positives,
         captions=captions,

@@ -88,11 +88,15 @@ def row_chunks(
 
 def check_matrix(scores: ScoreMatrix) -> tuple[int, int]:
     """The shape of a score matrix; raises a `DataError` if it has not two dimensions."""
-    if len(scores.shape) != 2:
-        raise DataError(
-            f"scores must be a matrix [n_images, n_texts], got shape {tuple(scores.shape)}"
-        )
+    if len(getattr(scores, "shape", ())) != 2:
+        raise DataError(f"scores must be a matrix [n_images, n_texts], got {_shape_of(scores)}")
     return int(scores.shape[0]), int(scores.shape[1])
+
+
+def _shape_of(scores: object) -> str:
+    if not hasattr(scores, "shape"):
+        return f"{type(scores).__name__}; convert it with np.array or torch.tensor"
+    return f"shape {tuple(scores.shape)}"
 
 
 def check_image_of(image_of: ArrayLike, shape: tuple[int, int]) -> Indices:

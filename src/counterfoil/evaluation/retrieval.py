@@ -42,13 +42,17 @@ Identical = Literal["both", "negatives", "positives"]
 """How to count identical captions; ``both`` only if there are many, else as negatives."""
 
 
+FOLDS = 5
+"""Folds by default: COCO's 1K protocol on its 5,000 test images."""
+
+
 def retrieval(
     scores: ScoreMatrix,
     image_of: ArrayLike,
     *,
     split: str = "test",
     protocol: Protocol = "full",
-    folds: int = 5,
+    folds: int | None = None,
     ks: Sequence[int] = (1, 5, 10),
     bootstrap: int = 1000,
     seed: int = 0,
@@ -66,9 +70,9 @@ def retrieval(
     (``identical_captions="positives"``). By default (``"both"``) the report counts them as
     negatives, like the papers; if they are more than 1 % of all, it has both results.
 
-    ``protocol="folds"`` splits the images, with their captions, into ``folds`` contiguous parts and
-    reports the mean over them (COCO 1K is five folds of the 5K test images). ``bootstrap=0`` omits
-    the intervals.
+    ``protocol="folds"`` splits the images, with their captions, into ``folds`` contiguous parts (5
+    by default) and reports the mean over them (COCO 1K is five folds of the 5K test images).
+    ``bootstrap=0`` omits the intervals.
 
     >>> report = retrieval(np.eye(20), np.arange(20), bootstrap=0)
     >>> report.i2t.recalls, report.rsum
@@ -80,6 +84,9 @@ def retrieval(
         raise DataError(
             f"text_scores: shape {tuple(text_scores.shape)}, but scores have shape {shape}"
         )
+    if folds is not None and protocol == "full":
+        raise ConfigError(f"folds={folds} has no effect with protocol='full'; use protocol='folds'")
+    folds = FOLDS if folds is None else folds
     ks = _check_options(shape, owners, protocol, folds, ks, bootstrap, positives)
     groups, twins = _find_twins(captions, owners, identical_captions)
     spans = fold_spans(shape[0], folds) if protocol == "folds" else None

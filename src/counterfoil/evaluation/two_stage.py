@@ -95,7 +95,7 @@ class TwoStages:
             text_scores=self.t2i,
             split=split,
             protocol="folds" if folds else "full",
-            folds=folds or 1,
+            folds=folds or None,
             bootstrap=bootstrap,
             captions=self.captions,
             identical_captions=identical_captions,

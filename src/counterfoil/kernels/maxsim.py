@@ -140,7 +140,7 @@ class _MaxSim(torch.autograd.Function):
                 d_sims = d_sims.flatten(1)
                 d_packed[rows] += d_sims @ keys
                 d_keys += d_sims.T @ packed[rows].to(dtype)
-            d_documents[part] = d_keys.view(-1, *documents.shape[1:])
+            d_documents[part] = d_keys.view(part.stop - part.start, *documents.shape[1:])
         return d_packed.to(packed.dtype), d_documents, None, None
 
 

@@ -181,6 +181,8 @@ class Objective(nn.Module):
                 f"{type(self).__name__}.compute: expected a LossReport, got "
                 f"{type(report).__name__}; end it with: return LossReport(loss)"
             )
+        if report.protected is None:  # an objective by itself protects what it is told to
+            report = replace(report, protected=context.protected)
         return report
 
     def prepare(self, training: RunSetup) -> None:

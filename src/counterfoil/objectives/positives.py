@@ -101,12 +101,14 @@ def read_mask(given: Any, scores: Tensor, name: str) -> Tensor:
 
 
 def _is_matrix(positives: Any) -> bool:
-    """Whether positives are a matrix, not ids; tuples are ids, since they can be compared."""
+    """Whether positives are a matrix, not ids; tuples are ids, unless they hold booleans."""
     if isinstance(positives, (Tensor, np.ndarray)):
         return positives.ndim == 2
     if not isinstance(positives, (list, tuple)) or not positives:
         return False
     first = positives[0]
+    if isinstance(first, tuple):
+        return _are_booleans(first)
     return isinstance(first, list) or (isinstance(first, (np.ndarray, Tensor)) and first.ndim > 0)
 
 

@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 from pydantic import Field, model_validator
 from typing_extensions import Self
 
-from counterfoil.core.config import Section
+from counterfoil.core.config import Section, is_key, nearest_key
 from counterfoil.core.errors import nearest
 from counterfoil.reproduce.columns import run_reference
 
@@ -83,6 +83,11 @@ class Artifact(Section):
     def _check_references(self) -> Self:
         for text in self.used:
             self.layers(run_reference(text).name)
+        for name, run in self.runs.items():
+            for key in run.ignores:
+                if not is_key(key):
+                    hint = nearest_key(key)
+                    raise ValueError(f"run '{name}': ignores: unknown key '{key}'{hint}")
         return self
 
     def layers(self, name: str) -> list[RunSpec]:
@@ -97,7 +102,8 @@ class Artifact(Section):
             if current in chain:
                 raise ValueError(f"run '{name}': 'like' forms a circle")
             if current not in self.runs:
-                raise ValueError(f"unknown run '{current}'{nearest(current, self.runs)}")
+                where = f"run '{chain[0]}': like: " if chain else ""
+                raise ValueError(f"{where}unknown run '{current}'{nearest(current, self.runs)}")
             chain.insert(0, current)
             current = self.runs[current].like
         return chain

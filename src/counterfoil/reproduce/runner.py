@@ -106,6 +106,12 @@ def carry_out(
     """
     outcome = outcome or Outcome()
     missing = [job for job in plan.missing() if job.digest not in outcome.errors]
+    for job in missing:  # before hours of training
+        error = job.find_error()
+        if error is not None and _find_failed_need(job, outcome) is None:
+            outcome.errors[job.digest] = error
+            progress.say(f"failed: {job.title}: {error}")
+    missing = [job for job in missing if job.digest not in outcome.errors]
     total = len(missing)
     if jobs > 1 and total > 1:
         _together(missing, cache, progress, jobs, should_stop, on_training, outcome)

@@ -383,6 +383,8 @@ def _explain(error: Any) -> str:
     key = ".".join(map(str, parts)) or "(top)"
     if error["type"] == "extra_forbidden":
         return f"unknown key '{key}'"
+    if error["type"] == "missing":
+        return f"{key}: missing"
     if error["type"] == "value_error":
         return str(error["ctx"]["error"])
     if error["type"].startswith("union_tag"):

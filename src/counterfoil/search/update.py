@@ -173,14 +173,17 @@ def _select_new(index: IndexState, split: Split, existing: Existing) -> Split:
 
 
 def remove_items(index: IndexState, ids: Sequence[str]) -> int:
-    """Delete images with their captions, and captions, in one commit."""
+    """Delete images with their captions, and captions, in one commit.
+
+    An id of an image and of a caption (caption 0 of ``x`` and the photo ``x#0``) is the image's.
+    """
     images, captions = index.items["images"], index.items["captions"]
     unknown = [name for name in ids if name not in images.names and name not in captions.names]
     if unknown:
         hint = nearest(unknown[0], [*images.names, *captions.names])
         raise DataError(f"{unknown[0]}: no such id in this index{hint}; nothing was removed")
     gone = {images.names[name] for name in ids if name in images.names}
-    texts = {captions.names[name] for name in ids if name in captions.names}
+    texts = {captions.names[name] for name in ids if name not in images.names}
     texts |= set(_captions_of(index, {name for name in ids if name in images.names}))
     if not ids:
         return 0
