@@ -14,7 +14,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from counterfoil.core.errors import CheckpointError, ConfigError, nearest
-from counterfoil.core.recipes import find_recipe, parse_yaml, suggest_recipes
+from counterfoil.core.recipes import find_recipe, parse_yaml, suggest_recipes, typed_value
 from counterfoil.core.registry import declared, short_repr
 from counterfoil.core.storage.reading import RECIPE_BYTES, read_text
 from counterfoil.core.unread_options import without_extended, without_replaced
@@ -326,7 +326,7 @@ def apply_override(tree: Mapping[str, Any], override: str) -> dict[str, Any]:
     if not equals or not all(keys):
         raise ConfigError(f"'{_cut(override)}': an override looks like train.epochs=5")
     try:
-        value = _override_value(text.strip())
+        value = typed_value(text.strip())
     except (yaml.YAMLError, ValueError) as error:
         raise ConfigError(f"'{_cut(override)}': not a value: {error}") from None
     if keys == ["model"] and isinstance(value, str):
@@ -347,22 +347,6 @@ def apply_override(tree: Mapping[str, Any], override: str) -> dict[str, Any]:
     return changed
 
 
-def _override_value(text: str) -> Any:
-    """A value as in a recipe, but a text on one line: YAML reads ``|``, ``#`` and 1:30 as others.
-
-    >>> [_override_value(text) for text in ("|", "#", "a #b", "1:30", "'a'", "null", "5e-4")]
-    ['|', '#', 'a #b', '1:30', 'a', None, 0.0005]
-    """
-    value = read_value(text)
-    if text[:1] in ("'", '"', "!"):
-        return value
-    if isinstance(value, str) or (value is None and text.lower() not in ("", "null", "~")):
-        return text
-    if isinstance(value, (int, float)) and ":" in text:  # YAML 1.1 counts in sixties
-        return text
-    return value
-
-
 def _explain(error: Any) -> str:
     """One validation error as a sentence with the full key."""
     keys = [str(part) for part in error["loc"]]
@@ -374,19 +358,6 @@ def _explain(error: Any) -> str:
 
 def _cut(text: str) -> str:
     return text if len(text) <= 100 else f"{text[:100]}…"
-
-
-def is_key(path: str) -> bool:
-    """Whether a dotted key names a setting or a section; names of options are not checked."""
-    section: Any = RunConfig
-    for part in path.split("."):
-        fields = getattr(section, "model_fields", None)
-        if fields is None:
-            return "dict[" in str(section)
-        if part not in fields:
-            return False
-        section = fields[part].annotation
-    return True
 
 
 def nearest_key(path: str) -> str:

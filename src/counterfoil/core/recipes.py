@@ -109,6 +109,22 @@ def parse_yaml(text: str) -> Any:
         raise yaml.YAMLError(_one_line(error)) from None
 
 
+def typed_value(text: str) -> Any:
+    """A value as typed in a command: YAML reads ``|``, ``#`` and 1:30 as others.
+
+    >>> [typed_value(text) for text in ("|", "#", "a #b", "1:30", "'a'", "null", "5e-4")]
+    ['|', '#', 'a #b', '1:30', 'a', None, 0.0005]
+    """
+    value = parse_yaml(text)
+    if text[:1] in ("'", '"', "!"):
+        return value
+    if isinstance(value, str) or (value is None and text.lower() not in ("", "null", "~")):
+        return text
+    if isinstance(value, (int, float)) and ":" in text:  # YAML 1.1 counts in sixties
+        return text
+    return value
+
+
 @lru_cache(maxsize=64)
 def _parse(text: str) -> Any:
     """Cached: recipes extend the same files repeatedly, and PyYAML is slow."""

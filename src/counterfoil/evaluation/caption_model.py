@@ -163,9 +163,9 @@ class CaptionModel:
         at = np.arange(self.order - 1, len(padded) - 1)
         own = self._probabilities(self._keys_at(padded, at))
         places = []
-        for place, probability in zip(at.tolist(), own, strict=True):
-            likeliest = self._likeliest(padded[place - self.order + 1 : place].tolist(), candidates)
-            places.append(_with_own(*likeliest, padded[place], probability))
+        for end, probability in zip(at.tolist(), own, strict=True):
+            likeliest = self._likeliest(padded[end - self.order + 1 : end].tolist(), candidates)
+            places.append(_with_own(*likeliest, padded[end], probability))
         following = self._log_of_following(padded, at, [rivals for rivals, _ in places])
         result = []
         for (rivals, probabilities), after in zip(places, following, strict=True):
@@ -192,7 +192,7 @@ class CaptionModel:
 
     def _known_contexts(self, before: Sequence[int]) -> list[int]:
         """Of each level up to the first that does not know it, the index of the context."""
-        found: list[int] = []
+        indices: list[int] = []
         context = 0
         for size, level in enumerate(self.levels):
             if size:
@@ -200,8 +200,8 @@ class CaptionModel:
             at = int(np.searchsorted(level.contexts, context))
             if at == len(level.contexts) or level.contexts[at] != context:
                 break
-            found.append(at)
-        return found
+            indices.append(at)
+        return indices
 
     def _next_word(self, known: Sequence[int]) -> Floats:
         """P of every word id after some words, whose contexts are `_known_contexts`."""
@@ -220,20 +220,20 @@ class CaptionModel:
         if not rivals:
             return []
         ends = np.cumsum([len(each) for each in rivals])
-        words_there, place = (
+        rival, slot = (
             np.concatenate(rivals),
             np.repeat(np.arange(len(at)), np.diff(ends, prepend=0)),
         )
-        total = np.zeros(len(words_there))
+        total = np.zeros(len(rival))
         for distance in range(1, self.order):
             reached = at + distance < len(ids)
             keys = np.zeros(len(at), dtype=np.int64)
             keys[reached] = self._keys_at(ids, at[reached] + distance, without=distance)
             # contexts that are too short for the word at the place are the same for all rivals
             shared = self._probabilities(keys, 0, distance)
-            mine = reached[place]
-            owner = place[mine]
-            whole = keys[owner] | (words_there[mine] << (_BITS * distance))
+            mine = reached[slot]
+            owner = slot[mine]
+            whole = keys[owner] | (rival[mine] << (_BITS * distance))
             total[mine] += np.log(self._probabilities(whole, distance, shorter=shared[owner]))
         return np.split(total, ends[:-1])
 

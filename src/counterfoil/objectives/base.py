@@ -181,7 +181,7 @@ class Objective(nn.Module):
                 f"{type(self).__name__}.compute: expected a LossReport, got "
                 f"{type(report).__name__}; end it with: return LossReport(loss)"
             )
-        if report.protected is None:  # an objective by itself protects what it is told to
+        if report.protected is None:  # a single objective protects no others
             report = replace(report, protected=context.protected)
         return report
 

@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 from pydantic import Field, model_validator
 from typing_extensions import Self
 
-from counterfoil.core.config import Section, is_key, nearest_key
+from counterfoil.core.config import RunConfig, Section, nearest_key
 from counterfoil.core.errors import nearest
 from counterfoil.reproduce.columns import run_reference
 
@@ -32,6 +32,19 @@ class Layers(Section):
     )
     smoke: Tree = Field(default_factory=dict, description="for --scale smoke")
     scenes_smoke: Tree = Field(default_factory=dict, description="for --data scenes --scale smoke")
+
+
+def is_key(path: str) -> bool:
+    """Whether a dotted key names a setting or a section; names of options are not checked."""
+    section: Any = RunConfig
+    for part in path.split("."):
+        fields = getattr(section, "model_fields", None)
+        if fields is None:
+            return "dict[" in str(section)
+        if part not in fields:
+            return False
+        section = fields[part].annotation
+    return True
 
 
 class RunSpec(Layers):

@@ -61,7 +61,7 @@ def _all_unusable(items: list[Item]) -> str:
     """Message that none of the images of a split can be used, and why."""
     missing = [item.image for item in items if isinstance(item.image, MissingImage)]
     if not missing and not any(item.captions for item in items):
-        return f"none of its {len(items)} images has a caption"
+        return f"none of its {len(items)} images can be used: none has a caption"
     if len(missing) < len(items):
         return f"none of its {len(items)} images can be used"
     one = missing[0]
