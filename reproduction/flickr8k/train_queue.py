@@ -407,7 +407,7 @@ def main() -> None:
             if options.log:
                 with options.log.open("a", encoding="utf-8") as log:
                     log.write(json.dumps(line) + "\n")
-    queue.store(options.cache, failed, with_measures=not unmeasured)  # processes end slowly
+    queue.store(options.cache, failed, with_measures=True)  # before the processes end, slowly
     for pipe in workers:
         with suppress(OSError):
             pipe.send(None)

@@ -44,7 +44,7 @@ def test_a_file_whose_name_is_no_text_is_left_out_with_its_reason(folder) -> Non
     assert "bad\\udcff.jpg" in str(problem)
     for name in NAMES:
         (folder / name).unlink()
-    with pytest.raises(DataError, match=r"no images .*not UTF-8 text"):
+    with pytest.raises(DataError, match=r"no images .*the path is not UTF-8 text"):
         read_photos(folder)
 
 

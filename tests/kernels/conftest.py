@@ -26,10 +26,13 @@ def quicker_interpreter() -> Iterator[None]:
         yield
         return
     interpreter = import_module("triton.runtime.interpreter")
-    if not all(hasattr(interpreter, name) for name in ("_patch_lang", "_get_np_dtype")):
+    options = getattr(interpreter.interpreter_builder, "options", None)
+    needed = ("_patch_lang", "_get_np_dtype", "_LangPatchScope")
+    if not all(hasattr(interpreter, name) for name in needed) or not hasattr(
+        options, "sanitize_overflow"
+    ):
         yield  # another version of Triton
         return
-    options = interpreter.interpreter_builder.options
     replace_members, numpy_type = interpreter._patch_lang, interpreter._get_np_dtype
     languages = {interpreter.tl, interpreter.tl.core}
     replaced: set[ModuleType] = set()

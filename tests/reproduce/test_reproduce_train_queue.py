@@ -112,6 +112,7 @@ def test_entries_that_cannot_mean_what_they_say_are_refused(
 
 
 QUEUES = sorted((SCRIPT.parent / "queues").glob("*.yaml"))
+assert QUEUES
 
 
 @pytest.mark.parametrize("path", QUEUES, ids=lambda path: path.stem)

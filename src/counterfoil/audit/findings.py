@@ -377,7 +377,7 @@ def level_text(level: float) -> str:
     ('0.302', '0.9995', '1')
     """
     digits = 3
-    while digits < MOST_DIGITS and float(f"{level:.{digits}g}") == 1.0 != level:
+    while digits < MOST_DIGITS and level < 1.0 == float(f"{level:.{digits}g}"):
         digits += 1
     return f"{level:.{digits}g}"
 

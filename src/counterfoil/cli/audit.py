@@ -349,6 +349,8 @@ def _show(
     chosen_by: str,
     as_json: bool,
 ) -> None:
+    from counterfoil.audit.findings import threshold_text
+
     if as_json:
         print_json(_summary(page))
         return
@@ -356,9 +358,8 @@ def _show(
     _print_columns("Audit", splits, [one.summary.rows() for one in audits])
     near = [one.summary.near_duplicate_rows() for one in audits]
     _print_columns("Near-duplicates (likely false negatives, not errors)", splits, near)
-    from counterfoil.audit.findings import level_text
-
-    listed, level = sum(one.listed for one in audits), level_text(audits[0].threshold)
+    listed = sum(one.listed for one in audits)
+    level = threshold_text([one.summary for one in audits])
     print_line(f"listed: {listed} captions with a suspicion of at least {level} ({chosen_by})")
     print_left_out(problems, "see the report, or: counterfoil data inspect")
     for one in audits:

@@ -120,7 +120,7 @@ def demo_photos(
 ) -> None:
     """Prepare a folder of photos, then serve it on ``port``, or print the command that does.
 
-    An index or an audit in ``out`` that no demo made is replaced only to ``overwrite``.
+    An index or an audit in ``out`` that no demo made is replaced only with ``overwrite``.
     """
     if not folder.is_dir():
         raise DataError(f"{folder}: no such folder; name a folder of photos")

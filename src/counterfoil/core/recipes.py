@@ -112,9 +112,11 @@ def parse_yaml(text: str) -> Any:
 def typed_value(text: str) -> Any:
     """A value as typed in a command: YAML reads ``|``, ``#`` and 1:30 as others.
 
-    >>> [typed_value(text) for text in ("|", "#", "a #b", "1:30", "'a'", "null", "5e-4")]
-    ['|', '#', 'a #b', '1:30', 'a', None, 0.0005]
+    >>> [typed_value(text) for text in ("|", "#", ",", "-", "a #b", "1:30", "'a'", "null", "5e-4")]
+    ['|', '#', ',', '-', 'a #b', '1:30', 'a', None, 0.0005]
     """
+    if len(text) == 1 and not text.isalnum() and text != "~":
+        return text  # a separator
     value = parse_yaml(text)
     if text[:1] in ("'", '"', "!"):
         return value

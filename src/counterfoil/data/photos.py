@@ -49,11 +49,11 @@ def read_photos(folder: Path, split: str = "all") -> Pairs:
     """
     log = ProblemLog()
     paths = []
-    for path in sorted(_photos_below(folder)):
-        if is_encodable(str(path)):
-            paths.append(path.relative_to(folder).as_posix())
+    for path in sorted(path.relative_to(folder).as_posix() for path in _photos_below(folder)):
+        if is_encodable(str(folder / path)):
+            paths.append(path)
         else:
-            log.skip("bad-text", printable(str(path)), "the name of the file is not UTF-8 text")
+            log.skip("bad-text", printable(str(folder / path)), "the path is not UTF-8 text")
     if not paths:
         reason = f"; {log.problems[0]}" if log.problems else ""
         raise DataError(f"{folder}: no images (looked for {', '.join(sorted(ENDINGS))}){reason}")

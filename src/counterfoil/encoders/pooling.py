@@ -168,7 +168,7 @@ class GPO(nn.Module):
 def _descending(values: Tensor) -> Tensor:
     """Each channel [B, N, D] sorted over N, the largest value first.
 
-    Without gradients on a CPU it is sorted by NumPy, which is five times as fast as PyTorch.
+    Without gradients on a CPU it is sorted by NumPy, which is several times as fast as PyTorch.
     """
     trains = torch.is_grad_enabled() and values.requires_grad
     by_numpy = values.device.type == "cpu" and values.dtype in (torch.float32, torch.float64)

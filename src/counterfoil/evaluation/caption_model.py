@@ -33,7 +33,7 @@ CANDIDATES = 200
 """Words that compete for a place in a caption: the likeliest after the words before it."""
 
 CACHED_CONTEXTS = 10_000
-"""Contexts whose likeliest words are kept: 3 KB each."""
+"""Contexts whose likeliest words are cached: 3 KB each."""
 
 
 @dataclass(frozen=True)
@@ -180,15 +180,16 @@ class CaptionModel:
         """
         known = self._known_contexts(before)
         key = candidates, tuple(known)
-        if key not in self._cache:
+        result = self._cache.get(key)
+        if result is None:
             if len(self._cache) >= CACHED_CONTEXTS:
                 self._cache.clear()
             scores = self._next_word(known)
             scores[[_BEGIN, _END]] = -1.0
             best = np.argpartition(-scores, min(candidates, len(scores) - 1))[:candidates]
             best = np.sort(best[scores[best] >= 0])
-            self._cache[key] = best, scores[best]
-        return self._cache[key]
+            self._cache[key] = result = best, scores[best]
+        return result
 
     def _known_contexts(self, before: Sequence[int]) -> list[int]:
         """Of each level up to the first that does not know it, the index of the context."""

@@ -104,6 +104,7 @@ def test_probabilities_in_context_are_those_of_whole_captions(order, monkeypatch
     own = words(text)
     for cached in (10_000, 1):  # from a cache, and thrown away again and again
         monkeypatch.setattr(caption_model, "CACHED_CONTEXTS", cached)
+        language._cache.clear()
         for place, offered in enumerate(language.in_context(text, candidates=20)):
             texts = [" ".join([*own[:place], word, *own[place + 1 :]]) for word in offered if word]
             expected = language.log_likelihood(texts)

@@ -45,8 +45,8 @@ SHRINKAGE_COUNT = 5.0
 TO_NORMAL = 1.4826
 """Standard deviation of a normal distribution in median absolute deviations."""
 
-KEPT_CAPTIONS = 8192
-"""Captions whose words and classes are kept: an audit asks for those of a caption many times."""
+CACHED_CAPTIONS = 8192
+"""Captions whose words and classes are cached: an audit asks for those of a caption many times."""
 
 FOLDS = 5
 MIN_LANGUAGE_CAPTIONS = 500
@@ -81,7 +81,7 @@ def is_spoken(text: str) -> NDArray[np.bool_]:
     return _read(text)[1]
 
 
-@lru_cache(maxsize=KEPT_CAPTIONS)
+@lru_cache(maxsize=CACHED_CAPTIONS)
 def _read(text: str) -> tuple[tuple[str, ...], NDArray[np.bool_]]:
     own = caption_words(text)
     spoken = np.array([not word.is_punctuation for word in own], dtype=np.bool_)
@@ -89,7 +89,7 @@ def _read(text: str) -> tuple[tuple[str, ...], NDArray[np.bool_]]:
     return tuple(word.text.lower() for word in own if not word.is_punctuation), spoken
 
 
-@lru_cache(maxsize=KEPT_CAPTIONS)
+@lru_cache(maxsize=CACHED_CAPTIONS)
 def may_be_wrong(text: str) -> NDArray[np.bool_]:
     """Whether each word without punctuation can make a caption false, by its class; read-only."""
     classes = np.array([kind not in NEVER_WRONG for kind in tag(words(text))], dtype=np.bool_)

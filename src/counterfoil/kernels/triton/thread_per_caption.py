@@ -193,7 +193,7 @@ def thread_per_caption_scores(
 
 
 def _buffer(device: torch.device) -> int:
-    """Bytes of similarities held at once: more on a large GPU, for fewer launches and idle ends."""
+    """Bytes of similarities held at once: more if more is free, for fewer launches."""
     return min(4 * BUFFER, free_memory(device) // 8) if device.type == "cuda" else BUFFER
 
 
