@@ -115,7 +115,7 @@ def typed_value(text: str) -> Any:
     >>> [typed_value(text) for text in ("|", "#", ",", "-", "a #b", "1:30", "'a'", "null", "5e-4")]
     ['|', '#', ',', '-', 'a #b', '1:30', 'a', None, 0.0005]
     """
-    if len(text) == 1 and not text.isalnum() and text != "~":
+    if len(text) == 1 and text.isprintable() and not text.isalnum() and text != "~":
         return text  # a separator
     value = parse_yaml(text)
     if text[:1] in ("'", '"', "!"):
