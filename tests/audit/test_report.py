@@ -193,9 +193,9 @@ def test_the_tile_of_suspicious_captions_names_their_threshold() -> None:
 
 
 def test_nothing_found_is_said_only_of_nothing() -> None:
-    found = [finding(number=0), finding(number=1, kind="false-negative")]
+    findings = [finding(number=0), finding(number=1, kind="false-negative")]
     for most, shown in ((0, 0), (9, 1)):
-        page = page_of(found, most=most)
+        page = page_of(findings, most=most)
         assert page.count("Nothing found") == 0
         assert page.count("None is shown here; findings.jsonl has all.") == 2 * (1 - shown)
     assert page_of([]).count("Nothing found") == 2

@@ -136,7 +136,7 @@ def test_keys_aligned_for_a_gpu_have_the_same_scores_and_gradients(name, monkeyp
 
     torch.manual_seed(0)
     matcher = matchers[name](DIM, **OPTIONS.get(name, {})).double().eval()
-    found = []
+    results = []
     for align in (aligned, padded):
         monkeypatch.setattr(sys.modules[type(matcher).__module__], "aligned", align)
         images, texts = side([6, 5, 3], 6, 1), side([7, 1, 4, 2], 7, 2)
@@ -146,6 +146,6 @@ def test_keys_aligned_for_a_gpu_have_the_same_scores_and_gradients(name, monkeyp
             for each, leaf in zip((images, texts), leaves, strict=True)
         ]
         scores = matcher(*sides)
-        found.append([scores, *torch.autograd.grad((scores * scores.exp()).sum(), leaves)])
-    for plain, wide in zip(*found, strict=True):
+        results.append([scores, *torch.autograd.grad((scores * scores.exp()).sum(), leaves)])
+    for plain, wide in zip(*results, strict=True):
         torch.testing.assert_close(wide, plain, rtol=1e-12, atol=1e-12)

@@ -44,12 +44,12 @@ def both(sides: Sequence[Tensor], masks: Masks) -> list[Tensor]:
     """Scores and gradients, if every pair has a weight of its own."""
     scores = []
 
-    def noted(*given: Tensor | None) -> Tensor:
+    def recorded_maxsim(*given: Tensor | None) -> Tensor:
         scores.append(cf.maxsim(*given))
         return scores[0]
 
-    found = gradients(noted, sides, masks)
-    return [scores[0].detach(), *found]
+    of_sides = gradients(recorded_maxsim, sides, masks)
+    return [scores[0].detach(), *of_sides]
 
 
 def in_double(sides: Sequence[Tensor], masks: Masks) -> list[Tensor]:
