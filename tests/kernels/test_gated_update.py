@@ -17,7 +17,7 @@ from tests.matchers.local import encoded_pair
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
-CASES = [  # shape of the old values, and of the logits without their last axis
+CASES = [  # shape of the old values, and of the context's logits without their last axis
     ((1, 2, 3, 5), (4, 2, 3)),
     ((3, 2, 1, 64), (3, 2, 1)),
     ((1, 1, 1, 1), (2, 1, 1)),
@@ -29,30 +29,30 @@ CASES = [  # shape of the old values, and of the logits without their last axis
 TOLERANCES = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 2e-2}
 
 
-def sides(case: tuple[tuple[int, ...], tuple[int, ...]]) -> tuple[Tensor, Tensor, Tensor]:
-    """Old values, logits, and a gradient from above."""
+def sides(case: tuple[tuple[int, ...], tuple[int, ...]]) -> tuple[Tensor, ...]:
+    """Old values, logits of the query and of the context, and a gradient from above."""
     old, leading = case
     draw = torch.Generator().manual_seed(sum(old))
-    return tuple(
-        torch.randn(*shape, generator=draw)
-        for shape in (old, (*leading, 2 * old[-1]), (*leading, old[-1]))
-    )
+    shapes = (old, (*old[:-1], 2 * old[-1]), (*leading, 2 * old[-1]), (*leading, old[-1]))
+    return tuple(torch.randn(*shape, generator=draw) for shape in shapes)
 
 
-def with_gradients(old: Tensor, logits: Tensor, above: Tensor) -> list[Tensor]:
-    leaves = [one.detach().clone().requires_grad_() for one in (old, logits)]
+def with_gradients(*given: Tensor) -> list[Tensor]:
+    leaves = [one.detach().clone().requires_grad_() for one in given[:3]]
     updated = gated_update(*leaves)
-    updated.backward(above.to(updated.dtype))
+    updated.backward(given[3].to(updated.dtype))
     return [updated.detach(), *(leaf.grad for leaf in leaves)]
 
 
 def assert_agree(case, dtype: torch.dtype, device: str = "cpu") -> None:
-    old, logits, above = sides(case)
-    logits, above = logits.to(dtype), above.to(dtype)
-    for kind in {dtype, torch.float32}:  # the first step has single-precision fragments
-        found = with_gradients(*(one.to(device) for one in (old.to(kind), logits, above)))
-        assert [one.dtype for one in found] == [dtype, kind, dtype]
-        expected = with_gradients(*(one.double() for one in (old.to(kind), logits, above)))
+    old, *logits, above = sides(case)
+    of_query, of_context, above = (one.to(dtype) for one in (*logits, above))
+    # the first step has single-precision fragments
+    for kind, queries in [(dtype, dtype), (torch.float32, dtype), (dtype, torch.float32)]:
+        given = old.to(kind), of_query.to(queries), of_context, above
+        found = with_gradients(*(one.to(device) for one in given))
+        assert [one.dtype for one in found] == [dtype, *(one.dtype for one in given[:3])]
+        expected = with_gradients(*(one.double() for one in given))
         for mine, theirs in zip(found, expected, strict=True):
             scale = theirs.abs().amax().clamp(min=1) if theirs.numel() else 1.0
             assert torch.allclose(
@@ -72,24 +72,27 @@ def test_updates_and_gradients_are_pytorchs(case, dtype, by_kernel) -> None:
 
 
 @pytest.mark.parametrize(
-    ("old", "logits"),
+    ("old", "of_query", "of_context"),
     [
-        ((3, 1, 8), (3, 2, 16)),
-        ((1, 3, 1, 8), (4, 3, 2, 16)),
-        ((2, 3, 8), (1, 3, 16)),
-        ((1, 1, 3, 8), (3, 16)),
-        ((2, 3, 8), (2, 3, 8)),
+        ((3, 1, 8), (3, 1, 16), (3, 2, 16)),
+        ((1, 3, 1, 8), (1, 3, 1, 16), (4, 3, 2, 16)),
+        ((2, 3, 8), (2, 3, 16), (1, 3, 16)),
+        ((1, 1, 3, 8), (1, 1, 3, 16), (3, 16)),
+        ((2, 3, 8), (2, 3, 8), (2, 3, 8)),
+        ((2, 3, 8), (2, 3, 16), (2, 3, 8)),
+        ((1, 3, 8), (2, 3, 16), (2, 3, 16)),
     ],
 )
-def test_shapes_that_the_kernel_would_read_otherwise_are_refused(old, logits) -> None:
+def test_shapes_that_the_kernel_would_read_otherwise_are_refused(old, of_query, of_context) -> None:
     with pytest.raises(ArgumentError, match="leading ones of length 1"):
-        gated_update(torch.zeros(old), torch.zeros(logits))
+        gated_update(torch.zeros(old), torch.zeros(of_query), torch.zeros(of_context))
 
 
 def test_a_second_derivative_is_an_error(by_kernel) -> None:
-    old, logits, _ = sides(CASES[0])
-    logits.requires_grad_()
-    (gradient,) = torch.autograd.grad(gated_update(old, logits).sum(), logits, create_graph=True)
+    old, of_query, of_context, _ = sides(CASES[0])
+    of_context.requires_grad_()
+    updated = gated_update(old, of_query, of_context).sum()
+    (gradient,) = torch.autograd.grad(updated, of_context, create_graph=True)
     with pytest.raises(ArgumentError, match="second derivatives"):
         gradient.square().sum().backward()
 

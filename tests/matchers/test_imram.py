@@ -97,5 +97,9 @@ def test_fewer_steps_than_one_are_refused() -> None:
 def test_tiles_are_planned_for_the_queries_that_every_pair_has() -> None:
     assert matchers["imram"](64, steps=1).cells_per_pair(12, 36) == 12 * 36
     text, full = (matchers["imram"](64, mode=mode).cells_per_pair(12, 36) for mode in MODES)
-    assert text == 12 * 36 + 2 * 12 * 64
-    assert full == text + 2 * 36 * 64
+    per_query = (3 + 5) * 64 // 8  # numbers of the first and of the second update
+    assert text == 12 * 36 + 12 * per_query
+    assert full == text + 36 * per_query
+    with torch.autocast("cpu", torch.bfloat16):
+        half = matchers["imram"](64).cells_per_pair(12, 36)
+    assert half - 12 * 36 == (full - 12 * 36) / 2

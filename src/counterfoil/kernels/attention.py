@@ -20,6 +20,7 @@ from torch.nn import functional as F
 
 from counterfoil.core.tensors.modes import is_exporting
 from counterfoil.core.tensors.precision import product_dtype
+from counterfoil.kernels.weighted_sums import weighted_sums
 
 EPS = 1e-8
 
@@ -48,7 +49,7 @@ def context_norms(weights_ITWR: Tensor, gram_IRR: Tensor) -> Tensor:
     """‖Σ w_r v_r‖ of every word: [I, T, W]."""
     images, texts, words, regions = weights_ITWR.shape
     flat = weights_ITWR.reshape(images, texts * words, regions)
-    squared = (torch.bmm(flat, gram_IRR) * flat).sum(-1)
+    squared = weighted_sums(torch.bmm(flat, gram_IRR), flat)
     # the square root has no derivative at zero: a word that attends to nothing gets no gradient
     safe = torch.where(squared > 0, squared, torch.ones_like(squared)).sqrt()
     norms = torch.where(squared > 0, safe, torch.zeros_like(squared))
@@ -59,7 +60,7 @@ def attended_cosine(
     sims_ITWR: Tensor, weights_ITWR: Tensor, gram_IRR: Tensor, word_norms_TW: Tensor
 ) -> Tensor:
     """Cosine [I, T, W] of each word with its attended context."""
-    numerator = (weights_ITWR * sims_ITWR).sum(-1)
+    numerator = weighted_sums(sims_ITWR, weights_ITWR)
     denominator = word_norms_TW[None] * context_norms(weights_ITWR, gram_IRR)
     return numerator / denominator.clamp(min=EPS)
 

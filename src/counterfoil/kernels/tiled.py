@@ -240,6 +240,13 @@ class TilePlan:
     columns: int
 
 
+def tile_cells(floats_per_cell: int, device: torch.device) -> int:
+    """The most cells of a tile whose temporaries fit, at ``floats_per_cell`` numbers each."""
+    if device.type == "cuda":
+        return int(free_on_gpu(device) * GPU_SHARE) // (4 * max(1, floats_per_cell))
+    return CPU_CELLS * 8 // max(8, floats_per_cell)
+
+
 def plan_tiles(
     n_rows: int, n_columns: int, cells_per_pair: int, floats_per_cell: int, device: torch.device
 ) -> TilePlan:
@@ -248,10 +255,7 @@ def plan_tiles(
     ``cells_per_pair`` is words × regions, ``floats_per_cell`` how many numbers a matcher holds for
     each of them at once.
     """
-    if device.type == "cuda":
-        cells = int(free_on_gpu(device) * GPU_SHARE) // (4 * max(1, floats_per_cell))
-    else:
-        cells = CPU_CELLS * 8 // max(8, floats_per_cell)
+    cells = tile_cells(floats_per_cell, device)
     pairs = max(1, cells // max(1, cells_per_pair))
     rows = max(1, min(n_rows, pairs))
     return TilePlan(rows, max(1, min(n_columns, pairs // rows)))

@@ -26,7 +26,7 @@ from counterfoil.encoders.encoded import HALVES, Encoded
 from counterfoil.kernels.attention import Score, Sides, Tile, gram
 from counterfoil.kernels.dispatch import try_fused_scores
 from counterfoil.kernels.spec import KernelSpec, ScoringJob, usable
-from counterfoil.kernels.tiled import TilePlan, plan_tiles, score_sides
+from counterfoil.kernels.tiled import TilePlan, plan_tiles, score_sides, tile_cells
 from counterfoil.matchers.base import Matcher
 
 CACHED_CELLS = 1 << 26
@@ -148,21 +148,34 @@ class FragmentMatcher(Matcher):
         lengths, ordered = lengths[order], texts[torch.from_numpy(order).to(device)]
         regions = max(1, int(_extents(images).max(initial=0)))
         images = images.trim_to(regions)
-        cells = self.cells_per_pair(max(1, int(lengths.max(initial=0))), regions)
-        plan = plan_tiles(len(images), len(texts), cells, self.floats_per_cell, device)
-        if not self.cuts_images:
-            plan = TilePlan(max(1, len(images)), min(gather_counts(plan.columns, device)))
+        plan = self._plan(len(images), lengths, regions, device)
         whole = plan.rows >= len(images) and plan.columns >= len(texts)
         if not len(images) or not len(texts):  # after the plan, which processes agree on together
             return fragments(texts).new_zeros(len(images), len(texts))
         score = self._tile_scorer(job, device, recompute=not whole)
         columns: list[Tensor] = []
-        groups = GPU_GROUPS if device.type == "cuda" else GROUPS
-        for left, right in _length_groups(lengths, plan.columns, groups):
+        for left, right in _length_groups(lengths, plan.columns, _groups(device)):
             block = ordered[left:right].trim_to(max(1, int(lengths[left])))
             tops = range(0, len(images), plan.rows)
             columns.append(torch.cat([score(images[top : top + plan.rows], block) for top in tops]))
         return torch.cat(columns, dim=1)[:, torch.from_numpy(np.argsort(order)).to(device)]
+
+    def _plan(
+        self, images: int, lengths: NDArray[np.int64], regions: int, device: torch.device
+    ) -> TilePlan:
+        """Tiles that fit into memory; if those of all groups of texts do at once, all in one."""
+        cells = [
+            (right - left) * self.cells_per_pair(max(1, int(lengths[left])), regions)
+            for left, right in _length_groups(lengths, max(1, len(lengths)), _groups(device))
+        ]
+        if images * sum(cells) <= tile_cells(self.floats_per_cell, device):
+            plan = TilePlan(max(1, images), max(1, len(lengths)))
+        else:
+            longest = self.cells_per_pair(max(1, int(lengths.max(initial=0))), regions)
+            plan = plan_tiles(images, len(lengths), longest, self.floats_per_cell, device)
+        if not self.cuts_images:
+            plan = TilePlan(max(1, images), min(gather_counts(plan.columns, device)))
+        return plan
 
     def _tile_scorer(
         self, job: ScoringJob, device: torch.device, recompute: bool
@@ -184,6 +197,10 @@ class FragmentMatcher(Matcher):
             run, fragments(images), fragments(texts), use_reentrant=False, preserve_rng_state=False
         )
         return scores
+
+
+def _groups(device: torch.device) -> int:
+    return GPU_GROUPS if device.type == "cuda" else GROUPS
 
 
 def _length_groups(

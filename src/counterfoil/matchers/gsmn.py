@@ -19,6 +19,7 @@ from counterfoil.core.tensors.modes import is_exporting
 from counterfoil.encoders.encoded import Encoded
 from counterfoil.encoders.layers import xavier_linear
 from counterfoil.kernels.attention import EPS, l2_over, leaky, masked_softmax
+from counterfoil.kernels.weighted_sums import weighted_sums
 from counterfoil.matchers.base import matchers
 from counterfoil.matchers.fragment_matcher import (
     FragmentMatcher,
@@ -225,7 +226,7 @@ class GSMN(FragmentMatcher):
         )
         attention = l2_over(relevant, 1)  # over the query nodes, as in SCAN
         weights = masked_softmax(self.lambda_softmax * attention, keys.mask)  # [Q, n, A, m]
-        products = (sims * weights).sum(-1).permute(3, 1, 2, 0)  # [A, Q, n, B]
+        products = weighted_sums(sims, weights[None]).permute(3, 1, 2, 0)  # [A, Q, n, B]
         lengths = self._context_lengths(weights, a) * q.norm(dim=-1).permute(1, 2, 0)
         return products / lengths.clamp(min=EPS)
 
@@ -234,8 +235,7 @@ class GSMN(FragmentMatcher):
         flat = weights.permute(2, 0, 1, 3).flatten(1, 2)  # [A, Q·n, m]
         grams = (a @ a.transpose(2, 3)).permute(1, 2, 0, 3).flatten(2)  # [A, m, B·m]
         spread = (flat @ grams).view(*flat.shape[:2], self.blocks, a.shape[2])  # [A, Q·n, B, m]
-        # a product and a sum: a million products of a matrix and a vector take a GPU longer
-        squared = (spread * flat.to(spread.dtype)[:, :, None]).sum(-1)
+        squared = weighted_sums(spread, flat[:, :, None])
         # the square root has no derivative at zero: a node without attention gets no gradient
         safe = torch.where(squared > 0, squared, torch.ones_like(squared)).sqrt()
         lengths = torch.where(squared > 0, safe, torch.zeros_like(squared))

@@ -44,8 +44,7 @@ class MemoryDistillation(nn.Module):
         bias = torch.cat([self.gate.bias, self.update.bias])
         from_context = weights.flatten(1, 2) @ F.linear(contexts, of_context)  # [C, Q·N, 2D]
         from_query = F.linear(queries, of_query, bias)
-        logits = from_query + from_context.unflatten(1, weights.shape[1:3])
-        refined = gated_update(queries, logits)
+        refined = gated_update(queries, from_query, from_context.unflatten(1, weights.shape[1:3]))
         return l2_normalize(refined) if self.normalize else refined
 
 
@@ -112,10 +111,13 @@ class IMRAM(FragmentMatcher):
             self.image = RecurrentAttention(embed_size, steps, lambda_softmax, normalize)
 
     def cells_per_pair(self, words: int, regions: int) -> int:
-        # every query fragment of a pair has a gate, an update and a new query of D numbers each,
-        # after all steps but the last
+        # after all steps but the last, every query fragment of a pair has logits of its context and
+        # a new query, and from the second step on logits of its own
         queries = words * (self.text is not None) + regions * (self.image is not None)
-        return words * regions + queries * self.embed_size * (self.steps - 1)
+        numbers = queries * self.embed_size * max(0, 5 * (self.steps - 1) - 2)
+        if numbers and torch.is_autocast_enabled(next(self.parameters()).device.type):
+            numbers //= 2  # of half the size
+        return words * regions + numbers // self.floats_per_cell
 
     def tile(self, images: Encoded, texts: Encoded) -> Tensor:
         scores = []
