@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from counterfoil.encoders.encoded import Encoded
-from counterfoil.kernels import dispatch, maxsim, spec
+from counterfoil.kernels import attention, dispatch, maxsim, spec
 from counterfoil.kernels.triton import launch, training
 from counterfoil.kernels.triton import thread_per_caption as lane_scoring
 from counterfoil.kernels.triton.packing import interleave, pack
@@ -410,6 +410,10 @@ def test_training_on_a_device_too_small_for_the_backward_kernel_is_left_to_pytor
     v = images.fragments.float().requires_grad_()
     pair = (v, images.mask), (texts.fragments.float(), texts.mask)
     assert try_fused(made("naaf").train().kernel_specs(), *pair) is None
+
+
+def test_kernels_and_pytorch_have_the_same_small_numbers() -> None:
+    assert (tile_kernels.EPS.value, tile_kernels.TIE.value) == (attention.EPS, attention.TIE)
 
 
 def test_where_triton_cannot_compile_it_is_said_and_left_alone(monkeypatch) -> None:
