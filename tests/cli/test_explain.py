@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import replace
 
 import pytest
@@ -114,6 +115,13 @@ def test_leave_one_out_is_called_so(runs, cache) -> None:
 def test_an_image_that_is_not_there_is_named(runs, cache, image, options, message) -> None:
     with pytest.raises(DataError, match=message):
         invoke("explain", runs["naaf"], image, SENTENCE, "--cache", cache, *options)
+
+
+def test_a_pipe_is_no_image_file(runs, cache, tmp_path) -> None:
+    pipe = tmp_path / "pipe.png"
+    os.mkfifo(pipe)
+    with pytest.raises(DataError, match="not a regular file"):
+        invoke("explain", runs["naaf"], pipe, SENTENCE, "--cache", cache)
 
 
 def test_a_model_without_a_run_needs_a_file_or_data(runs, cache) -> None:

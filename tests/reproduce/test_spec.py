@@ -324,8 +324,8 @@ def test_the_examples_of_the_documentation_are_tables(tmp_path) -> None:
         "guide of chan, seed 1 and chan, seed 2",
         "gpo-chan, seed 0",
     ]
-    file.write_text("extends: _nothing.yaml", encoding="utf-8")
-    with pytest.raises(ConfigError, match="no such recipe"):
+    file.write_text("extends: flickr8k.tunings", encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"neither a file .* did you mean 'flickr8k\.tuning'"):
         load_artifact(str(file))
 
 

@@ -161,6 +161,8 @@ def _refuse_missing_file(image: str, run: Path, data: str | None) -> None:
 
     if Path(image).is_dir():
         raise DataError(f"{image}: a folder; give an image file, or the id of an image")
+    if Path(image).exists():
+        raise DataError(f"{image}: not a regular file; give an image file, or the id of an image")
     if data is None and run_config(run) is None:
         raise DataError(
             f"{image}: no such image file; to use the id of an image, name its data with --data"

@@ -49,7 +49,10 @@ def _read(path: Path) -> dict[str, Any]:
         return read_recipe(path)
     packaged = TABLES / (base if base.endswith(SUFFIXES) else f"{base}.yaml")
     if not packaged.is_file():
-        return read_recipe(path)  # raises an error that names the missing file
+        raise ConfigError(
+            f"{path}: extends: there is neither a file {path.parent / base} nor a table "
+            f"'{base}'{nearest(base, names())} (counterfoil reproduce --list)"
+        )
     own = {key: value for key, value in tree.items() if key != "extends"}
     return merge(read_recipe(packaged), own)
 
