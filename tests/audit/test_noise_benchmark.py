@@ -15,14 +15,17 @@ from counterfoil.audit.noise_benchmark import (
     Benchmark,
     Given,
     SelfTrained,
+    read_cells,
+    score_methods,
+    select_images,
+)
+from counterfoil.audit.noise_tables import (
     by_label,
     curves,
     fill_page,
     groups,
-    read_cells,
+    overview,
     rows,
-    score_methods,
-    select_images,
     to_markdown,
     write_results,
 )
@@ -114,6 +117,31 @@ def test_a_table_has_means_and_deviations_over_seeds(cells) -> None:
     audit = next(row for row in table if row[1] == "audit")
     assert audit[2] == f"{np.mean(values):.1f} ± {np.std(values, ddof=1):.1f}"
     assert "2 seeds" in to_markdown(cells)
+
+
+def test_the_overview_has_every_model_and_noise_once_and_marks_the_best(cells) -> None:
+    later = [
+        cell.model_copy(
+            update={"rate": 0.1, "settings": {**cell.settings, "rate": 0.1, "one_caption": True}}
+        )
+        for cell in cells
+    ]
+    header, *table = overview([*cells, *later])
+    assert set(header[2:]) == set(METHODS)
+    assert [row[:2] for row in table] == [
+        ("learned", "random, 30 % of test"),
+        ("learned, one caption per image", "random, 10 % of test"),
+    ]
+    values = {
+        name: np.mean([cell.methods[name].auroc for cell in cells]).round(1) for name in METHODS
+    }
+    for row in table:
+        shown = dict(zip(header[2:], row[2:], strict=True))
+        assert {name: float(text.strip("*")) for name, text in shown.items()} == values
+        for labels in (False, True):
+            alike = [name for name in METHODS if name.endswith("tuned on labels") == labels]
+            best = max(values[name] for name in alike)
+            assert all((shown[name][0] == "*") == (values[name] == best) for name in alike)
 
 
 def test_cells_of_different_settings_are_no_seeds_of_each_other(cells) -> None:

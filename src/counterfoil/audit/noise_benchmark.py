@@ -1,4 +1,4 @@
-"""The benchmark of an audit: planted noise × models × seeds, each cell stored; tables and curves.
+"""The benchmark of an audit: planted noise × models × seeds, each cell stored.
 
 A model is given, or trained on the noisy captions themselves, which is what a data owner has. With
 folds, every caption is scored by a model that was not trained on its image.
@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 import tempfile
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,12 +21,12 @@ from numpy.typing import NDArray
 from counterfoil.audit.audit import audit_split
 from counterfoil.audit.detection import (
     METHODS,
-    Detection,
     detect,
     method_scores,
     standardize,
 )
 from counterfoil.audit.noise import NoisySplit, one_caption_each, plant
+from counterfoil.audit.noise_tables import RESULTS, Cell, settings_digest
 from counterfoil.audit.suspicion import Values
 from counterfoil.core.config import RunConfig
 from counterfoil.core.errors import ConfigError, DataError
@@ -36,26 +35,16 @@ from counterfoil.core.storage.atomic import write_atomically
 from counterfoil.core.storage.reading import read_text
 from counterfoil.data.pairs import Pairs, Split
 from counterfoil.data.splits import evenly_spaced
-from counterfoil.evaluation.report import Report, markdown_table
 from counterfoil.models.model import Model
-from counterfoil.plots.charts import line_chart, save_figure
 from counterfoil.training.run import new_model
 from counterfoil.training.trainer import Trainer
 
 FORMAT = 3
 """To increase with every change that makes stored cells incomparable: they are then refused."""
 
-RESULTS, CELLS = "results.json", "cells"
+CELLS = "cells"
 DEV_IMAGES = 50
 """Images that the training reports its progress on; they select nothing."""
-
-COLUMNS = {
-    "auroc": "AUROC",
-    "auprc": "AUPRC",
-    "f1_clean": "F1, clean share",
-    "f1_labeled": "F1, labeled share",
-    "f1_best": "F1, best",
-}
 
 
 @dataclass(frozen=True)
@@ -99,25 +88,6 @@ class SelfTrained:
 Source = Given | SelfTrained
 
 
-class Cell(Report):
-    """What the methods detect in one noisy split with one model.
-
-    ``settings`` identify the cell; ``captions`` is the number of measured captions and ``wrong``
-    that of the wrong ones among them.
-    """
-
-    settings: dict[str, Any]
-    model: str
-    split: str
-    noise: str
-    rate: float
-    seed: int
-    captions: int
-    wrong: int
-    seconds: float
-    methods: dict[str, Detection]
-
-
 @dataclass(frozen=True)
 class Benchmark:
     """The cells to measure: each source with each noise, rate and seed, on one split.
@@ -139,20 +109,20 @@ class Benchmark:
     def run(self, progress: Progress | None = None) -> list[Cell]:
         """Measure all cells that are missing, and write the results; returns the cells named."""
         progress = progress or Silent()
-        known = {_digest(cell.settings): cell for cell in read_cells(self.out)}
+        known = {settings_digest(cell.settings): cell for cell in read_cells(self.out)}
         cells = []
         for noise in self.noises:
             for rate in self.rates:
                 for seed in self.seeds:
                     for source in self.sources:
                         settings = self._settings(source, noise, rate, seed)
-                        cell = known.get(_digest(settings))
+                        cell = known.get(settings_digest(settings))
                         title = f"{source.name}, {noise} {100 * rate:g} %, seed {seed}"
                         # a cell from before a method was added is measured again
                         if cell is None or not cell.methods.keys() >= set(METHODS):
                             progress.say(f"{title} …")
                             cell = self._measure(source, noise, rate, seed, settings, progress)
-                            name = f"{_digest(settings)}.json"
+                            name = f"{settings_digest(settings)}.json"
                             (self.out / CELLS).mkdir(parents=True, exist_ok=True)
                             write_atomically(self.out / CELLS / name, cell.to_json())
                         else:
@@ -279,14 +249,14 @@ def read_cells(folder: Path) -> list[Cell]:
         for tree in _parse(folder / RESULTS):
             cell = Cell.from_dict(tree)
             _check_format(cell, folder / RESULTS)
-            cells[_digest(cell.settings)] = cell
+            cells[settings_digest(cell.settings)] = cell
     for path in sorted((folder / CELLS).glob("*.json")):
         try:
             cell = Cell.from_json(read_text(path))
         except DataError as error:
             raise DataError(f"{path}: {error}; delete it to measure it again") from None
         _check_format(cell, path)
-        cells[_digest(cell.settings)] = cell
+        cells[settings_digest(cell.settings)] = cell
     return sorted(cells.values(), key=lambda c: (c.split, c.noise, -c.rate, c.model, c.seed))
 
 
@@ -310,139 +280,8 @@ def _parse(path: Path) -> list[Any]:
     return cells
 
 
-def write_results(folder: Path, cells: Sequence[Cell], drawn: Sequence[Cell] = ()) -> None:
-    """All cells as one JSON file, their tables as Markdown, the curves of some as pictures."""
-    folder.mkdir(parents=True, exist_ok=True)
-    lines = ",\n".join(json.dumps(cell.as_dict(), ensure_ascii=False) for cell in cells)
-    write_atomically(folder / RESULTS, f'{{"cells": [\n{lines}\n]}}\n')
-    write_atomically(folder / "results.md", to_markdown(cells))
-    for name, (title, cell) in curves(drawn).items():
-        series = {method: list(score.curve) for method, score in cell.methods.items()}
-        figure = line_chart(series, title, "recall (%)", "precision (%)")
-        save_figure(figure, folder / f"{name}.svg")
-
-
-def _digest(settings: dict[str, Any]) -> str:
-    text = json.dumps(settings, sort_keys=True, default=str)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
 def _caption_digest(split: Split) -> str:
     digest = hashlib.sha256()
     for key, texts in zip(split.ids, split.captions, strict=True):
         digest.update(repr((key, list(texts))).encode())
     return digest.hexdigest()[:16]
-
-
-Group = tuple[str, bool, str, float, str]
-
-
-def groups(cells: Iterable[Cell]) -> dict[Group, list[Cell]]:
-    """Cells by split, captions per image, noise, rate and captions: a table each."""
-    result: dict[Group, list[Cell]] = {}
-    for cell in cells:
-        one = bool(cell.settings.get("one_caption"))
-        key = (cell.split, one, cell.noise, cell.rate, str(cell.settings.get("captions")))
-        result.setdefault(key, []).append(cell)
-    return result
-
-
-def table_title(group: Group, cells: Sequence[Cell]) -> str:
-    split, one, noise, rate, _ = group
-    seeds = len({cell.seed for cell in cells})
-    each = ", one caption per image" if one else ""
-    count = f"{cells[0].wrong:,} of {cells[0].captions:,} measured captions wrong"
-    runs = f"{seeds} seeds" if seeds > 1 else f"seed {cells[0].seed}"
-    return f"{split}{each}: {noise}, {100 * rate:g} % ({count}, {runs})"
-
-
-def by_label(cells: Sequence[Cell]) -> dict[str, list[Cell]]:
-    """Cells of a table that differ by nothing but the seed, by the name of their model.
-
-    If one model was measured with several settings, such as epochs, these are numbered.
-    """
-    alike: dict[str, dict[str, list[Cell]]] = {}
-    for cell in cells:
-        digest = _digest({key: value for key, value in cell.settings.items() if key != "seed"})
-        alike.setdefault(cell.model, {}).setdefault(digest, []).append(cell)
-    return {
-        f"{model} ({number})" if len(parts) > 1 else model: own
-        for model, parts in alike.items()
-        for number, own in enumerate(parts.values(), start=1)
-    }
-
-
-def rows(cells: Sequence[Cell]) -> list[tuple[str, ...]]:
-    """A header, and a row per model and method: means over the seeds, with their deviations."""
-    table: list[tuple[str, ...]] = [("model", "method", *COLUMNS.values())]
-    for model, own in by_label(cells).items():
-        for method in dict.fromkeys(name for cell in own for name in cell.methods):
-            each = [cell.methods[method] for cell in own if method in cell.methods]
-            values = [[getattr(one, column) for one in each] for column in COLUMNS]
-            table.append((model, method, *map(_mean, values)))
-    return table
-
-
-def _mean(values: Sequence[float]) -> str:
-    mean = f"{np.mean(values):.1f}"
-    return f"{mean} ± {np.std(values, ddof=1):.1f}" if len(values) > 1 else mean
-
-
-def to_markdown(cells: Sequence[Cell]) -> str:
-    parts = []
-    for group, own in groups(cells).items():
-        parts.append(f"### {table_title(group, own)}\n")
-        parts.append("\n".join(markdown_table(rows(own))) + "\n")
-    return "\n".join(parts)
-
-
-PAGE_START, PAGE_END = "<!-- audit-results -->", "<!-- /audit-results -->"
-
-
-def fill_page(page: Path, cells: Sequence[Cell], folder: str = "") -> int:
-    """Rewrite the tables between two marks of a Markdown page; returns their number.
-
-    ``folder`` has the pictures, from the page.
-    """
-    if not cells:
-        raise DataError("there are no stored results to write; measure some first")
-    try:
-        text = read_text(page)
-    except OSError as error:
-        raise DataError(f"{page}: cannot be read ({error.strerror})") from None
-    before, start, rest = text.partition(PAGE_START)
-    _, end, after = rest.partition(PAGE_END)
-    if not start or not end:
-        raise DataError(f"{page}: expected the marks '{PAGE_START}' and '{PAGE_END}'")
-    pictures = [
-        f"    ![{title}]({folder}/{name}.svg)\n"
-        for name, (title, _) in curves(cells).items()
-        if (page.parent / folder / f"{name}.svg").is_file()
-    ]
-    charts = ['??? note "Precision at each recall"\n', *pictures] if pictures else []
-    body = "\n".join([to_markdown(cells), *charts])
-    write_atomically(page, f"{before}{start}\n\n{body}\n{end}{after}")
-    return len(groups(cells))
-
-
-def curves(cells: Sequence[Cell]) -> dict[str, tuple[str, Cell]]:
-    """Precision over recall: the name and title of each chart, and its cell.
-
-    There is one for each model and kind of noise, at the highest rate and of the first seed.
-    """
-    chosen: dict[tuple[Any, ...], tuple[str, str, Cell]] = {}
-    for (split, one, noise, rate, captions), own in groups(cells).items():
-        for label, alike in by_label(own).items():
-            cell = min(alike, key=lambda each: each.seed)
-            key = (split, one, noise, captions, label)
-            if key in chosen and chosen[key][2].rate >= rate:
-                continue
-            slug = re.sub(r"[^\w.-]+", "-", label).strip("-")
-            each = "-one" if one else ""
-            name = f"{split}{each}-{noise}-{100 * rate:g}-{cell.captions}-{slug}"
-            title = (
-                f"{label}: {noise} noise, {100 * rate:g} % of {split}, {cell.captions:,} captions, "
-                f"seed {cell.seed}"
-            )
-            chosen[key] = (name, title, cell)
-    return {name: (title, cell) for name, title, cell in chosen.values()}

@@ -15,7 +15,8 @@ from counterfoil.cli.output import print_json, print_line, print_table, progress
 from counterfoil.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from counterfoil.audit.noise_benchmark import Cell, Source
+    from counterfoil.audit.noise_benchmark import Source
+    from counterfoil.audit.noise_tables import Cell
     from counterfoil.core.config import RunConfig
     from counterfoil.core.progress import Progress
     from counterfoil.data.pairs import Split
@@ -188,7 +189,8 @@ def benchmark(
     if tune_lemon:
         _tune_lemon(runs[0], chosen, noises, rates, seeds, one_caption, device, bars, as_json)
         return
-    from counterfoil.audit.noise_benchmark import Benchmark, read_cells, write_results
+    from counterfoil.audit.noise_benchmark import Benchmark, read_cells
+    from counterfoil.audit.noise_tables import write_results
 
     counts = folds or ([] if runs and not self_trained else [1])
     task = Benchmark(
@@ -309,7 +311,8 @@ def _tune_lemon(
 
 
 def _collect(out: Path, page: Path | None) -> None:
-    from counterfoil.audit.noise_benchmark import fill_page, read_cells, write_results
+    from counterfoil.audit.noise_benchmark import read_cells
+    from counterfoil.audit.noise_tables import fill_page, write_results
 
     cells = read_cells(out)
     if page is not None:
@@ -321,7 +324,7 @@ def _collect(out: Path, page: Path | None) -> None:
 
 
 def _show(cells: list[Cell], out: Path, markdown: bool, as_json: bool) -> None:
-    from counterfoil.audit.noise_benchmark import groups, rows, table_title, to_markdown
+    from counterfoil.audit.noise_tables import groups, rows, table_title, to_markdown
 
     if as_json:
         print_json([cell.as_dict() for cell in cells])
