@@ -20,11 +20,12 @@ QUEUE.yaml is a list of what `counterfoil reproduce` takes, in the order of prio
 ``values`` selects points of a sweep. With ``climb``, a line whose best value is at an edge of what
 was tried gets the next one, until it is inside: give it two values to start from, or none if the
 store has some, and values far from the best are not trained. A run whose result is in ``store`` is
-not trained. Every process imports PyTorch, starts the GPU and reads the data once, and then trains
-one run after the other, so that short runs do not wait for these. After ``--seconds``, runs save
-themselves, and what else the tables show of finished runs is measured; the same call goes on.
-Recalls are stored meanwhile, all numbers at the end. Ensembles are left to `counterfoil reproduce`,
-which finds the runs.
+not trained, except with ``retrain``: for rows that start from one checkpoint which is gone, so that
+all start from the same new one. Every process imports PyTorch, starts the GPU and reads the data
+once, and then trains one run after the other, so that short runs do not wait for these. After
+``--seconds``, runs save themselves, and what else the tables show of finished runs is measured; the
+same call goes on. Recalls are stored meanwhile, all numbers at the end. Ensembles are left to
+`counterfoil reproduce`, which finds the runs.
 
 Only what no table uses is left out of a run: its page, example searches, the yardstick of its
 explanations, and the comparison with the run that it started from (a table that shows it needs a
@@ -89,6 +90,7 @@ class Entry(BaseModel):
     tuned: list[Path] = []
     values: list[Any] | None = None
     climb: bool = False
+    retrain: bool = False
 
 
 def read_entries(path: Path) -> list[Entry]:
@@ -153,7 +155,8 @@ class Queue:
         elif entry.climb or entry.values is not None:
             raise SystemExit(f"{entry.name}: values and climb are for sweeps, and this is none")
         stored = ResultCache(entry.store, plan, order)
-        stored.skip_known()
+        if not entry.retrain:
+            stored.skip_known()
         self.plans.append((plan, stored))
         selected = None
         if entry.values is not None and isinstance(plan.artifact, Sweep):

@@ -144,7 +144,9 @@ def run(queue: Path, *options: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.slow
-def test_a_queue_climbs_until_the_best_value_is_inside_and_trains_nothing_twice(tmp_path) -> None:
+def test_a_queue_climbs_until_the_best_value_is_inside_and_trains_nothing_twice(
+    script, tmp_path
+) -> None:
     queue = write_queue(
         tmp_path,
         {"name": "table.yaml"},
@@ -179,6 +181,10 @@ def test_a_queue_climbs_until_the_best_value_is_inside_and_trains_nothing_twice(
     again = run(queue)
     assert again.returncode == 0
     assert "0 jobs missing" in again.stdout
+    assert not script.Queue(queue, tmp_path / "elsewhere").jobs
+    write_queue(tmp_path, {"name": "table.yaml", "retrain": True})
+    assert len(script.Queue(queue, tmp_path / "elsewhere").jobs) == 2
+    assert not script.Queue(queue, tmp_path / "runs").jobs  # they are finished there
 
 
 @pytest.mark.slow
