@@ -37,8 +37,8 @@ BLOCK_CELLS = 1 << 24
 
 GROUPS, GPU_GROUPS, SMALLEST_GROUP = 4, 2, 16
 """Groups of texts of similar length that a block is scored in, to save padding (more if memory is
-short), and the fewest texts of a group. More groups are more operations. The host starts these more
-slowly than an H200 runs them: in bfloat16, training steps took 1.4 to 1.8 times as long with four.
+short), and the fewest texts of a group. More groups are more operations, which in bfloat16 the host
+starts more slowly than an H200 runs them.
 """
 
 ALIGNED = 8

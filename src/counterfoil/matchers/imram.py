@@ -111,8 +111,8 @@ class IMRAM(FragmentMatcher):
             self.image = RecurrentAttention(embed_size, steps, lambda_softmax, normalize)
 
     def cells_per_pair(self, words: int, regions: int) -> int:
-        # after all steps but the last, every query fragment of a pair has logits of its context and
-        # a new query, and from the second step on logits of its own
+        # what a training step keeps: after all steps but the last, every query fragment of a pair
+        # has logits of its context and a new query, and from the second step on logits of its own
         queries = words * (self.text is not None) + regions * (self.image is not None)
         numbers = queries * self.embed_size * max(0, 5 * (self.steps - 1) - 2)
         if numbers and torch.is_autocast_enabled(next(self.parameters()).device.type):
