@@ -97,6 +97,12 @@ def test_findings_with_a_column_of_labels_are_a_table(tmp_path) -> None:
     assert read_checked(path, [odd]).splits == {"test": {0: True, 1: False, 2: False}}
 
 
+def test_headings_are_read_as_those_of_a_table_of_data(tmp_path) -> None:
+    for heading in ("Image;Caption;Wrong", "FILE_NAME;Sentence; wrong", "image_id;text;WRONG"):
+        rows = table(tmp_path, f"{heading}\na;a cat;yes\na;a bird;no\n")
+        assert read_checked(rows, SPLITS).splits == {"train": {1: True}, "dev": {1: False}}
+
+
 def test_tables_name_captions_by_text_or_number(tmp_path) -> None:
     by_text = table(tmp_path, "image,text,wrong\na,a cat,wrong\na,a bird,no\nc,'=a fish,1\n")
     assert read_checked(by_text, SPLITS).splits == {"train": {1: True}, "dev": {1: False, 0: True}}

@@ -183,6 +183,22 @@ def test_a_table_of_a_parquet_file_names_the_image_files(data, tmp_path, suffix)
     assert [image.path for image in train.pixels] == [data / "a.png", data / "more" / "b.png"]
 
 
+def test_rows_of_a_parquet_file_that_cannot_be_read_are_said_to_be_missing(data, tmp_path) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    pyarrow = pytest.importorskip("pyarrow")
+    (data / "captions.csv").unlink()
+    columns = {"image": ["a.png", "gone.png", "b.png"], "caption": ["a dog", "a cow", " "]}
+    parquet.write_table(pyarrow.table(columns), data / "photos.parquet")
+    report = audited(
+        tmp_path / "report", data / "photos.parquet", [("a", 0, "a dog", "fix", "a red dog")]
+    )
+    (note,) = [
+        note for note in export_corrected(report, tmp_path / "out.csv").notes if "cannot" in note
+    ]
+    assert "what cannot be read is not in the copy (" in note
+    assert "gone.png" in note
+
+
 @pytest.mark.parametrize("suffix", [".csv", ".jsonl"])
 def test_fields_that_a_table_lacks_are_named(data, tmp_path, suffix) -> None:
     parquet = pytest.importorskip("pyarrow.parquet")

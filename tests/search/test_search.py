@@ -357,6 +357,12 @@ def test_an_empty_index_says_so(models, tmp_path) -> None:
     assert index.vectors["images"].search(vectors, 3)[0].shape == (1, 0)
 
 
+def test_a_query_that_is_no_text_is_refused(models, tmp_path) -> None:
+    index = SearchIndex.build(tmp_path / "index", models["naaf"])
+    with pytest.raises(ValueError, match="the query: expected a text, got 123"):
+        index.search(123)
+
+
 def test_one_question_at_a_time(indexes) -> None:
     for options in ({}, {"text": QUERY, "image": "test-1"}):
         with pytest.raises(DataError, match="one of the two"):

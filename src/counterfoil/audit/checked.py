@@ -13,7 +13,7 @@ from typing import Any
 from counterfoil.audit.decisions import LOG, CaptionKey, DecisionLog
 from counterfoil.audit.findings import unescape_formula
 from counterfoil.core.errors import DataError
-from counterfoil.data.formats.base import normalized_split
+from counterfoil.data.formats.base import ALIASES, normalized_split
 from counterfoil.data.formats.image_files import folded
 from counterfoil.data.formats.text_files import READERS, read_rows
 from counterfoil.data.images import FileImage, ImageRef
@@ -200,14 +200,15 @@ def _captions_meant(key: CaptionKey, index: _Index) -> list[tuple[str, int]]:
 def _from_table(path: Path, index: _Index) -> CheckedCaptions:
     result, log = CheckedCaptions(), ProblemLog()
     lines: dict[tuple[str, int], int] = {}
-    rows = list(READERS[path.suffix.lower()](path, log))
+    rows = [(line, _by_role(row)) for line, row in READERS[path.suffix.lower()](path, log)]
     texts_in = _column_of_texts([row for _, row in rows])
     for line, row in rows:
         where = f"{path}:{line}"
         if "image" not in row or "wrong" not in row or not row.keys() & {"text", "caption"}:
+            headed = path.suffix.lower() in (".csv", ".tsv")
             raise DataError(
-                f"{where}: expected the columns image, wrong, and text or caption, got "
-                f"{', '.join(map(str, row)) or 'none'}"
+                f"{path if headed else where}: expected the columns image, wrong, and text or "
+                f"caption, got {', '.join(map(str, row)) or 'none'}"
             )
         wrong = _label(row["wrong"], where)
         if wrong is None:
@@ -230,6 +231,19 @@ def _from_table(path: Path, index: _Index) -> CheckedCaptions:
             lines.setdefault((name, number), line)
     log.refuse_fatal()
     return result
+
+
+def _by_role(row: dict[str, Any]) -> dict[str, Any]:
+    """A row by what its columns are for: names are read as in a table of data, in any case."""
+    row = {str(name).strip().lower(): value for name, value in row.items()}
+    others = {"image": (*ALIASES["image"], *ALIASES["id"]), "split": ALIASES["split"]}
+    if not row.keys() & {"text", "caption"}:
+        others["text"] = ALIASES["captions"]
+    for name, aliases in others.items():
+        known = next((alias for alias in aliases if alias in row), None)
+        if name not in row and known is not None:
+            row[name] = row.pop(known)
+    return row
 
 
 def _column_of_texts(rows: Sequence[dict[str, Any]]) -> str:

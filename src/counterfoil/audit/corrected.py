@@ -26,7 +26,7 @@ from counterfoil.data.formats.text_edits import CaptionChange, Edit, TextCopy
 from counterfoil.data.formats.text_files import csv_row, json_bytes, merge_extras
 from counterfoil.data.images import FileImage
 from counterfoil.data.load import is_named, make_named, open_source, path_options, read_path
-from counterfoil.data.pairs import Pairs, ProblemLog
+from counterfoil.data.pairs import Pairs, ProblemLog, Severity, count_kinds
 from counterfoil.evaluation.report import Report
 
 CORRECTED = "corrected"
@@ -191,9 +191,11 @@ def _rewritten(
     log.refuse_fatal()
     if not can_rewrite(reader, draft):
         why = f"{path.name} has its captions in no text file of a known layout"
-        pairs = read_path(path, source.format, source.options, ProblemLog(), drop=True)
+        left_out = ProblemLog()
+        pairs = read_path(path, source.format, source.options, left_out, drop=True)
         folder = Path(source.options.get("images") or (path if path.is_dir() else path.parent))
-        return _as_table(_pairs_items(pairs, folder), why, out, changes)
+        table, layout, notes = _as_table(_pairs_items(pairs, folder), why, out, changes)
+        return table, layout, [*notes, *_notes_on_left_out(left_out)]
     return rewrite(reader, draft, changes), _layout(draft), _place_notes(draft, out)
 
 
@@ -208,6 +210,18 @@ def _table_notes(path: Path, why: str, items: Sequence[Item], has_images: bool) 
         named = ", ".join(fields[:NAMED_FIELDS]) + (" …" if len(fields) > NAMED_FIELDS else "")
         notes.append(f"other fields are not in the CSV ({named}); a .jsonl file has them")
     return [*notes, IMAGES_STAY] if has_images else notes
+
+
+def _notes_on_left_out(log: ProblemLog) -> list[str]:
+    """What of the data cannot be read is in no item, so it is not in a table of these."""
+    skipped = [problem for problem in log.problems if problem.severity is Severity.SKIP]
+    if not skipped:
+        return []
+    kinds = ", ".join(f"{kind}: {number}" for kind, number in count_kinds(skipped).items())
+    return [
+        f"what cannot be read is not in the copy ({kinds}; the first: {skipped[0].where}, "
+        f"{skipped[0].message})"
+    ]
 
 
 def _layout(draft: Draft) -> str:

@@ -173,6 +173,8 @@ def benchmark(
     check_inputs(runs, data, format)
     quiet = as_json or markdown
     bars = progress(quiet=quiet)
+    if runs and data == SCENES:
+        bars.say("note: measured on drawn scenes; --data names the data of your own")
     tail = SMOKE if scale == "smoke" else []
     config = _config(recipe, [*tail, *(overrides or [])], device)
     options = parse_options(option)

@@ -298,7 +298,10 @@ def _show(caption: str, rows: list[dict[str, Any]], as_json: bool) -> None:
         print_json({"caption": caption, "foils": rows})
         return
     if not rows:
-        print_line("no foils: no word of this caption can be exchanged")
+        print_line(
+            "no foils: nothing of the kinds asked for can be exchanged in this caption; --help "
+            "lists other --kinds, such as attribute"
+        )
         return
     table = [["foil", "kind", "words", "score"]]
     for row in rows:

@@ -12,8 +12,9 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from counterfoil.core.errors import ConfigError, DataError
+from counterfoil.core.errors import ArgumentError, ConfigError, DataError
 from counterfoil.core.progress import Progress
+from counterfoil.core.registry import short_repr
 from counterfoil.core.storage.segments import Ids
 from counterfoil.data.batches.collate import pad_fragments
 from counterfoil.data.images import FileImage, open_image
@@ -43,6 +44,8 @@ class Query:
 
 
 def text_query(model: Model, text: str, first: Model | None = None) -> Query:
+    if not isinstance(text, str):
+        raise ArgumentError(f"the query: expected a text, got {short_repr(text)}")
     if len(text) > MOST_LETTERS:
         raise DataError(
             f"the query has {len(text):,} letters, at most {MOST_LETTERS:,} are read: shorten it"

@@ -178,8 +178,8 @@ def test_foils_of_a_file_find_their_captions(scenes, foils, tmp_path) -> None:
     (tmp_path / "numbered.jsonl").write_text(json.dumps(line))
     (pair,) = stored_set(tmp_path / "numbered.jsonl", split).pairs
     assert split.texts[pair.caption] == split.captions[1][2]
-    with pytest.raises(ConfigError, match="neither 'rules'"):
-        foils_by("nowhere", split, FoilChoice(), make)
+    with pytest.raises(ConfigError, match="no file or folder 'rule'; did you mean 'rules'"):
+        foils_by("rule", split, FoilChoice(), make)
 
 
 @pytest.mark.parametrize(

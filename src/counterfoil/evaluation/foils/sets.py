@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from counterfoil.core.errors import ConfigError, DataError
+from counterfoil.core.errors import ConfigError, DataError, nearest
 from counterfoil.core.progress import Progress, Silent
 from counterfoil.core.tensors.modes import eval_mode
 from counterfoil.data.fragments import Fragments
@@ -222,7 +222,7 @@ def foils_by(
         return stored_set(path, split, most=choice.captions, seed=choice.seed)
     if not path.is_dir():
         raise ConfigError(
-            f"foils: '{source}' is neither '{RULES}' nor a JSONL file of foils nor the folder of a "
-            "run that writes them"
+            f"foils: there is no file or folder '{source}'{nearest(source, [RULES])}; expected "
+            f"'{RULES}', a JSONL file of foils, or the folder of a run that writes them"
         )
     return foils_of_model(load(path), path.resolve().name, split, choice, progress)
