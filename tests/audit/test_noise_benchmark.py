@@ -144,6 +144,17 @@ def test_the_overview_has_every_model_and_noise_once_and_marks_the_best(cells) -
             assert all((shown[name][0] == "*") == (values[name] == best) for name in alike)
 
 
+def test_a_method_that_older_cells_lack_is_a_dash_in_the_overview(cells) -> None:
+    older = [
+        cell.model_copy(update={"methods": {k: v for k, v in cell.methods.items() if k != "audit"}})
+        for cell in cells
+    ]
+    header, row = overview(older)
+    shown = dict(zip(header, row, strict=True))
+    assert shown["audit"] == "–"
+    assert sum("**" in text for text in row) >= 2
+
+
 def test_cells_of_different_settings_are_no_seeds_of_each_other(cells) -> None:
     other = [
         cell.model_copy(update={"settings": {**cell.settings, "examined": 7}}) for cell in cells

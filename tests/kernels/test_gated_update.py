@@ -13,6 +13,7 @@ from counterfoil.kernels import gated_update as module
 from counterfoil.kernels.gated_update import gated_update
 from counterfoil.matchers import matchers
 from tests.conftest import assert_close, assert_gradient_close, load_fixture
+from tests.kernels.in_double import TOLERANCES, assert_as_in_double
 from tests.matchers.local import encoded_pair
 
 pytest.importorskip("triton", reason="Triton is not installed")
@@ -26,7 +27,6 @@ CASES = [  # shape of the old values, and of the context's logits without their 
     ((0, 2, 8), (0, 2)),
     ((1, 2, 8), (0, 2)),
 ]
-TOLERANCES = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 2e-2}
 
 
 def sides(case: tuple[tuple[int, ...], tuple[int, ...]]) -> tuple[Tensor, ...]:
@@ -37,27 +37,13 @@ def sides(case: tuple[tuple[int, ...], tuple[int, ...]]) -> tuple[Tensor, ...]:
     return tuple(torch.randn(*shape, generator=draw) for shape in shapes)
 
 
-def with_gradients(*given: Tensor) -> list[Tensor]:
-    leaves = [one.detach().clone().requires_grad_() for one in given[:3]]
-    updated = gated_update(*leaves)
-    updated.backward(given[3].to(updated.dtype))
-    return [updated.detach(), *(leaf.grad for leaf in leaves)]
-
-
 def assert_agree(case, dtype: torch.dtype, device: str = "cpu") -> None:
     old, *logits, above = sides(case)
     of_query, of_context, above = (one.to(dtype) for one in (*logits, above))
     # the first step has single-precision fragments
     for kind, queries in [(dtype, dtype), (torch.float32, dtype), (dtype, torch.float32)]:
-        given = old.to(kind), of_query.to(queries), of_context, above
-        found = with_gradients(*(one.to(device) for one in given))
-        assert [one.dtype for one in found] == [dtype, *(one.dtype for one in given[:3])]
-        expected = with_gradients(*(one.double() for one in given))
-        for mine, theirs in zip(found, expected, strict=True):
-            scale = theirs.abs().amax().clamp(min=1) if theirs.numel() else 1.0
-            assert torch.allclose(
-                mine.cpu().double(), theirs, atol=float(TOLERANCES[dtype] * scale)
-            )
+        inputs = old.to(kind), of_query.to(queries), of_context
+        assert_as_in_double(gated_update, inputs, above, dtype, TOLERANCES[dtype], device)
 
 
 @pytest.fixture

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.kernels.test_gated_update import CASES, TOLERANCES, assert_agree
+from tests.kernels.in_double import TOLERANCES
+from tests.kernels.test_gated_update import CASES, assert_agree
 
 pytestmark = [
     pytest.mark.gpu,

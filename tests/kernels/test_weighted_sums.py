@@ -12,6 +12,7 @@ from counterfoil.kernels import weighted_sums as module
 from counterfoil.kernels.weighted_sums import weighted_sums
 from counterfoil.matchers import matchers
 from tests.conftest import assert_close, assert_gradient_close
+from tests.kernels.in_double import TOLERANCES, assert_as_in_double, with_gradients
 from tests.matchers.local import mask_of
 
 pytest.importorskip("triton", reason="Triton is not installed")
@@ -30,14 +31,6 @@ CASES = [  # shapes of the values, and of the weights
     ((2, 0, 4), (2, 1, 4)),
     ((2, 3, 0), (2, 3, 0)),
 ]
-TOLERANCES = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 2e-2}
-
-
-def with_gradients(values: Tensor, weights: Tensor, above: Tensor) -> list[Tensor]:
-    leaves = [one.detach().clone().requires_grad_() for one in (values, weights)]
-    sums = weighted_sums(*leaves)
-    sums.backward(above.to(sums.dtype))
-    return [sums.detach(), *(leaf.grad for leaf in leaves)]
 
 
 def assert_agree(case, dtype: torch.dtype, device: str = "cpu") -> None:
@@ -45,16 +38,8 @@ def assert_agree(case, dtype: torch.dtype, device: str = "cpu") -> None:
     shapes = (*case, case[0][:-1])
     values, weights, above = (torch.randn(*shape, generator=draw) for shape in shapes)
     for kind in {dtype, torch.float32}:  # attention weights are in single precision
-        given = values.to(dtype), weights.to(kind), above.to(kind)
-        found = with_gradients(*(one.to(device) for one in given))
-        assert [one.dtype for one in found] == [kind, dtype, kind]
-        expected = with_gradients(*(one.double() for one in given))
-        for mine, theirs in zip(found, expected, strict=True):
-            scale = theirs.abs().amax().clamp(min=1) if theirs.numel() else 1.0
-            assert mine.shape == theirs.shape
-            assert torch.allclose(
-                mine.cpu().double(), theirs, atol=float(TOLERANCES[dtype] * scale)
-            )
+        inputs = values.to(dtype), weights.to(kind)
+        assert_as_in_double(weighted_sums, inputs, above.to(kind), kind, TOLERANCES[dtype], device)
 
 
 @pytest.fixture
@@ -69,13 +54,10 @@ def test_sums_and_gradients_are_pytorchs(case, dtype, by_kernel) -> None:
 
 
 def test_rows_that_are_not_contiguous(by_kernel) -> None:
-    values, weights = torch.randn(6, 5, 4).transpose(0, 1), torch.randn(4, 6).T[None]
+    inputs = torch.randn(6, 5, 4).transpose(0, 1), torch.randn(4, 6).T[None]
     above = torch.randn(6, 5).T
-    for mine, theirs in zip(
-        with_gradients(values, weights, above),
-        with_gradients(values.double(), weights.double(), above.double()),
-        strict=True,
-    ):
+    exact = with_gradients(weighted_sums, [one.double() for one in inputs], above.double())
+    for mine, theirs in zip(with_gradients(weighted_sums, inputs, above), exact, strict=True):
         assert torch.allclose(mine.double(), theirs, atol=1e-5)
 
 

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from counterfoil.kernels.weighted_sums import weighted_sums
-from tests.kernels.test_weighted_sums import CASES, TOLERANCES, assert_agree
+from tests.kernels.in_double import TOLERANCES
+from tests.kernels.test_weighted_sums import CASES, assert_agree
 
 pytestmark = [
     pytest.mark.gpu,
@@ -29,12 +30,11 @@ def test_those_of_a_batch_of_gsmn(case) -> None:
     weights = torch.rand(*case[1], device="cuda").requires_grad_()
     above = torch.randn(*case[0][:-1], device="cuda")
     sums = weighted_sums(values, weights)
-    found = [sums, *torch.autograd.grad(sums, (values, weights), above)]
+    fused = [sums, *torch.autograd.grad(sums, (values, weights), above)]
     single = values.detach().float().requires_grad_()
     plain = (single * weights).sum(-1)
-    for mine, theirs in zip(
-        found, [plain, *torch.autograd.grad(plain, (single, weights), above)], strict=True
-    ):
+    by_pytorch = [plain, *torch.autograd.grad(plain, (single, weights), above)]
+    for mine, theirs in zip(fused, by_pytorch, strict=True):
         scale = float(theirs.abs().amax())
         tolerance = 4e-3 if mine.dtype == torch.bfloat16 else 2e-6
         assert torch.allclose(mine.float(), theirs, atol=tolerance * scale)

@@ -145,16 +145,23 @@ def overview(cells: Sequence[Cell]) -> list[tuple[str, ...]]:
             row = []
             for methods in (free, labeled):
                 means = [_mean_auroc(alike, method) for method in methods]
-                best = max(means)
-                row += [f"**{mean:.1f}**" if mean == best else f"{mean:.1f}" for mean in means]
+                best = max((mean for mean in means if mean is not None), default=None)
+                row += [_marked(mean, mean == best) for mean in means]
             each = ", one caption per image" if one else ""
             table.append((f"{model}{each}", f"{noise}, {100 * rate:g} % of {split}", *row))
     return [table[0], *sorted(table[1:], key=lambda row: row[0])]
 
 
-def _mean_auroc(cells: Sequence[Cell], method: str) -> float:
+def _mean_auroc(cells: Sequence[Cell], method: str) -> float | None:
+    """None if an older version measured these cells, without this method."""
     values = [cell.methods[method].auroc for cell in cells if method in cell.methods]
-    return round(float(np.mean(values)), 1) if values else float("nan")
+    return round(float(np.mean(values)), 1) if values else None
+
+
+def _marked(mean: float | None, best: bool) -> str:
+    if mean is None:
+        return "–"
+    return f"**{mean:.1f}**" if best else f"{mean:.1f}"
 
 
 PAGE_START, PAGE_END = "<!-- audit-results -->", "<!-- /audit-results -->"

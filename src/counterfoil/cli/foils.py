@@ -299,8 +299,8 @@ def _show(caption: str, rows: list[dict[str, Any]], as_json: bool) -> None:
         return
     if not rows:
         print_line(
-            "no foils: nothing of the kinds asked for can be exchanged in this caption; --help "
-            "lists other --kinds, such as attribute"
+            "no foils: this caption has nothing of these kinds to exchange; --help lists other "
+            "--kinds, such as attribute"
         )
         return
     table = [["foil", "kind", "words", "score"]]
