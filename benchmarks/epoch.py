@@ -12,7 +12,7 @@ and, apart from that, what validation and saving took, and copying all features 
 happens once a run (`data.features_on_gpu=false`: never, and every batch travels). The first epoch
 also starts the GPU's libraries and compiles kernels; the last one counts.
 
-``--profile N`` shows where N steps of the last epoch spend their time.
+``--profile N`` shows where N steps of the last epoch spend their time, on a GPU also by the host's.
 """
 
 from __future__ import annotations
@@ -94,8 +94,11 @@ class Meter:
             steps += 1
             if profiler is not None and steps == SETTLED + look:
                 profiler.stop()
-                by = "device" if self.device.type == "cuda" else "cpu"
-                self.table = profiler.key_averages().table(f"self_{by}_time_total", row_limit=30)
+                orders = ["device", "cpu"] if self.device.type == "cuda" else ["cpu"]
+                averages = profiler.key_averages()
+                self.table = "\n".join(
+                    averages.table(f"self_{by}_time_total", row_limit=30) for by in orders
+                )
                 profiler = None
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)

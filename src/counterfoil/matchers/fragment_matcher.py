@@ -37,9 +37,11 @@ BLOCK_CELLS = 1 << 24
 
 GROUPS, GPU_GROUPS, SMALLEST_GROUP = 4, 2, 16
 """Groups of texts of similar length that a block is scored in, to save padding (more if memory is
-short), and the fewest texts of a group. More groups are more operations, which in bfloat16 the host
-starts more slowly than an H200 runs them.
+short), and the fewest texts of a group.
 """
+MIXED_TRAINING_GROUPS = 1
+"""The same for a training step in mixed precision: more groups are more operations, which the host
+starts more slowly than an H200 runs them."""
 
 ALIGNED = 8
 """Keys per item on a GPU are a multiple of it: rows of similarities and of attention weights then
@@ -200,7 +202,10 @@ class FragmentMatcher(Matcher):
 
 
 def _groups(device: torch.device) -> int:
-    return GPU_GROUPS if device.type == "cuda" else GROUPS
+    if device.type != "cuda":
+        return GROUPS
+    mixed = torch.is_grad_enabled() and torch.is_autocast_enabled(device.type)
+    return MIXED_TRAINING_GROUPS if mixed else GPU_GROUPS
 
 
 def _length_groups(
