@@ -144,3 +144,9 @@ def test_options_of_the_data_say_that_a_table_has_captions(folder) -> None:
 def test_a_damaged_table_may_have_captions(folder, name, content) -> None:
     (folder / name).write_bytes(content)
     assert not has_only_photos(str(folder))
+
+
+def test_a_folder_may_be_named_by_text_and_one_that_is_not_there_is_named(folder, tmp_path) -> None:
+    assert list(read_photos(str(folder))["all"].ids) == list(read_photos(folder)["all"].ids)
+    with pytest.raises(DataError, match="nowhere: no such folder"):
+        read_photos(str(tmp_path / "nowhere"))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from counterfoil.core.errors import DataError
+from counterfoil.core.errors import ConfigError, DataError
 from counterfoil.data.formats.base import HASHED, hashed_splits, normalized_split
 from counterfoil.data.images import FileImage
 from counterfoil.data.pairs import Pairs, Problem, Severity, Split
@@ -86,6 +86,12 @@ def test_a_dev_split_of_the_data_is_taken_under_any_of_its_names() -> None:
         pairs = data(names(20), **{name: ["v"]})
         assert with_dev_split(pairs, 0.05) is pairs
     assert with_dev_split(data(names(20)), 0.0).splits.keys() == {"train"}
+
+
+@pytest.mark.parametrize("share", [-0.1, 1.0, 2, float("nan"), "x"])
+def test_a_share_that_is_none_is_refused(share) -> None:
+    with pytest.raises(ConfigError, match="dev_share: expected a number from 0 to below 1"):
+        with_dev_split(data(names(20)), share)
 
 
 def test_one_image_cannot_be_divided() -> None:

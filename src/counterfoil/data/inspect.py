@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections import deque
 from collections.abc import Iterator, Mapping
@@ -27,12 +26,18 @@ from counterfoil.data.duplicates import (
     with_twin,
 )
 from counterfoil.data.formats.assemble import caption_fault, may_lack
-from counterfoil.data.formats.base import ORDER
 from counterfoil.data.fragments import FragmentTable
 from counterfoil.data.images import ImageRef, MissingImage, open_image
 from counterfoil.data.load import is_named, make_named, other_formats, read_path, read_url
 from counterfoil.data.pairs import Pairs, Problem, ProblemLog, Severity, Split, count_kinds
-from counterfoil.data.splits import DEFAULT_DEV_SHARE, Leakage, choose_dev, find_leakage, lacks_dev
+from counterfoil.data.splits import (
+    DEFAULT_DEV_SHARE,
+    Leakage,
+    choose_dev,
+    find_leakage,
+    lacks_dev,
+    likely_typos,
+)
 
 _THREADS = 4
 _AHEAD = 32
@@ -115,6 +120,8 @@ def inspect(
         pairs = read_url(str(source), format, options, cache_dir, progress, log, drop=False)
     else:
         pairs = read_path(Path(source), format, options or {}, log, drop=False)
+    for note in likely_typos(pairs):
+        log.note("split-name", pairs.name, note)
     splits, looks, usable, compared = {}, {}, {}, {}
     for split in pairs:
         checked = check_split(split, log, progress or Silent()) if deep else None
@@ -122,7 +129,6 @@ def inspect(
         duplicates = count_duplicates(good.texts, good.image_of)
         splits[split.name] = _summarize(split, checked, duplicates)
         _note_duplicates(good, duplicates, pairs.name, log)
-        _note_likely_typo(split.name, pairs.name, log)
         usable[split.name] = _usable_ids(split, checked)
         _refuse_unreadable(split, usable[split.name], pairs.name, log)
         if checked is not None and checked.looks:
@@ -213,15 +219,6 @@ def _note_duplicates(split: Split, counts: DuplicateCounts, where: str, log: Pro
         f"at another image, too (such as '{split.texts[int(repeated.argmax())][:80]}'); training "
         "never takes such a pair as a negative, evaluate prints recalls both ways",
     )
-
-
-def _note_likely_typo(name: str, where: str, log: ProblemLog) -> None:
-    """Log a split name that is nearly a usual one: commands use it only if they are given it."""
-    given = name.lower()
-    close = difflib.get_close_matches(given, ORDER, n=1, cutoff=0.75)
-    if close and not any(usual in given for usual in ORDER):  # as in test1k or trainval
-        message = f"split '{name}' is not a usual name; did you mean '{close[0]}'?"
-        log.note("split-name", where, message)
 
 
 def _spread(values: list[int], *which: str) -> dict[str, float]:

@@ -41,13 +41,15 @@ def has_only_photos(
     return any(True for _ in _photos_below(path))
 
 
-def read_photos(folder: Path, split: str = "all") -> Pairs:
+def read_photos(folder: str | Path, split: str = "all") -> Pairs:
     """All images in a folder and below it, without captions, sorted by their paths.
 
     An id is what a table of captions in the folder would call the image: its path in the folder, or
     in one of `IMAGE_FOLDERS`, without its ending, each unless two images would have the same id.
     """
-    log = ProblemLog()
+    folder, log = Path(folder), ProblemLog()
+    if not folder.is_dir():
+        raise DataError(f"{folder}: no such folder of images")
     paths = []
     for path in sorted(path.relative_to(folder).as_posix() for path in _photos_below(folder)):
         if is_encodable(str(folder / path)):

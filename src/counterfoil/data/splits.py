@@ -6,6 +6,7 @@ train. So the choice does not depend on row order, and added images do not move 
 
 from __future__ import annotations
 
+import difflib
 import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -20,7 +21,7 @@ from counterfoil.core.errors import ConfigError, DataError
 from counterfoil.core.storage.atomic import write_atomically
 from counterfoil.core.storage.reading import read_text
 from counterfoil.data.duplicates import Looks, find_look_alikes, spoken
-from counterfoil.data.formats.base import HASHED, hash_of, least_images
+from counterfoil.data.formats.base import HASHED, ORDER, hash_of, least_images
 from counterfoil.data.pairs import Pairs, Problem, ProblemLog, Severity, Split
 
 DEFAULT_DEV_SHARE = 0.05
@@ -92,6 +93,8 @@ def with_dev_split(pairs: Pairs, share: float, saved: Collection[str] | None = N
     ``saved`` are the image ids that a run set aside before. They are reused if most of them are in
     the training split. With a ``share`` of 0, nothing else is set aside.
     """
+    if not (isinstance(share, int | float) and 0.0 <= share < 1.0):
+        raise ConfigError(f"dev_share: expected a number from 0 to below 1, got {share!r}")
     if not lacks_dev(pairs):
         return pairs
     train, aside = pairs.train, find_saved(pairs, saved)
@@ -133,6 +136,17 @@ def describe(count: int, images: int) -> str:
 def dev_note(pairs: Pairs) -> str | None:
     """The note about the images set aside; None if there are none."""
     return next((one.message for one in pairs.problems if one.kind == KIND), None)
+
+
+def likely_typos(pairs: Pairs) -> list[str]:
+    """Notes on split names that are nearly usual ones: commands use these only if given them."""
+    notes = []
+    for name in pairs.splits:
+        given = name.lower()
+        close = difflib.get_close_matches(given, ORDER, n=1, cutoff=0.75)
+        if close and not any(usual in given for usual in ORDER):  # as in test1k or trainval
+            notes.append(f"split '{name}' is not a usual name; did you mean '{close[0]}'?")
+    return notes
 
 
 def save_dev_split(folder: Path, pairs: Pairs, share: float) -> None:

@@ -152,6 +152,40 @@ def test_a_name_that_several_folders_have_is_not_guessed(tmp_path):
     pairs = load_pairs(tmp_path / "captions.csv")
     assert list(pairs.train.ids) == ["b"]
     assert "several have that name" in str(pairs.problems[0])
+    write_images(tmp_path / "one", ["a.jpg"])
+    (tmp_path / "two" / "a.png").unlink()
+    write_table(tmp_path, "csv", [("a", "a dog", "train"), ("b", "a cat", "train")])
+    pairs = load_pairs(tmp_path / "captions.csv")
+    assert list(pairs.train.ids) == ["b"]
+    assert "several have that name" in str(pairs.problems[0])
+
+
+@pytest.mark.parametrize(
+    ("stored", "named", "found"),
+    [
+        ("train/a.png", "test/a.png", False),
+        ("train/a.png", "https://example.org/a.png", False),
+        ("train/a.png", "a.png", True),
+        ("photos/Train/a.png", "train/a.png", True),
+        ("train/a.png", "data/train/a.png", True),
+        ("a.png", "data/train/a.png", True),
+        ("images/new/a.png", "images/a.png", True),
+        ("images/new/a.png", "a", True),
+        ("images/new/a.png", "images/A", True),
+        ("train/new/a.png", "train/a.png", True),
+        ("new/train/old/a.png", "test/train/a.png", False),
+        ("train/a.png", "data\\test\\a.png", False),
+    ],
+)
+def test_a_file_in_another_folder_than_its_name_says_is_another_image(
+    tmp_path, stored, named, found
+):
+    write_images(tmp_path / stored.rpartition("/")[0], ["a.png"])
+    write_images(tmp_path, ["b.png"])
+    write_table(tmp_path, "csv", [(named, "a dog", "train"), ("b.png", "a cat", "train")])
+    pairs = load_pairs(tmp_path / "captions.csv")
+    assert len(pairs.train) == 1 + found
+    assert found or "in another folder than the name says" in str(pairs.problems)
 
 
 def test_one_file_is_one_image_however_its_name_is_written(tmp_path):

@@ -66,13 +66,16 @@ class ImageFolder:
         if not all(map(is_encodable, names)):  # no file can have that name
             return missing
         path = self._exact(names) or self._similar(names)
-        candidates = [path] if path is not None else self._below(names)
+        candidates, others = ([path], []) if path is not None else self._below(names)
         if len(candidates) == 1:
             path = candidates[0]
             return FileImage(path, label if label != path.name else None)
-        if candidates:
-            listed = ", ".join(map(str, candidates[:3]))
-            return replace(missing, hint=f"several have that name: {listed}")
+        for paths, what in (
+            (candidates, "several have that name"),
+            (others, "in another folder than the name says"),
+        ):
+            if paths:
+                return replace(missing, hint=f"{what}: {', '.join(map(str, paths[:3]))}")
         return missing
 
     def has_any(self, names: Iterable[str]) -> bool:
@@ -126,23 +129,47 @@ class ImageFolder:
                         return path.with_name(match)
         return None
 
-    def _below(self, names: Sequence[str]) -> list[Path]:
-        """The files of the first of these names that exists in subfolders."""
+    def _below(self, names: Sequence[str]) -> tuple[list[Path], list[Path]]:
+        """The files of the first of these names that exists in subfolders.
+
+        They come in two lists: those whose folders agree with those in the name, and the others.
+        ``test/1.jpg`` is not ``train/1.jpg``, but may be ``photos/test/1.jpg``, ``test/a/1.jpg`` or
+        ``1.jpg``.
+        """
         if not self.deep:
-            return []
+            return [], []
         if self._by_name is None:
             self._by_name = defaultdict(list)
             for path in files_below(self.bases):
-                self._by_name[folded(path.name)].append(path)
+                for name in (path.name, path.stem):  # an ending may be missing
+                    self._by_name[folded(name)].append(path)
         for name in names:
-            if paths := self._by_name.get(folded(PurePosixPath(name.replace("\\", "/")).name)):
-                return paths
-        return []
+            slashed = folded(name.replace("\\", "/"))
+            stated = PurePosixPath(slashed)
+            if slashed.endswith("/"):  # the name of a folder
+                continue
+            if paths := self._by_name.get(stated.name):
+                fit = [path for path in paths if self._agree(stated.parent.parts, path)]
+                return fit, [path for path in paths if path not in fit]
+        return [], []
+
+    def _agree(self, stated: Sequence[str], path: Path) -> bool:
+        """Whether the folders in a name are among those of a file, in order, or the other way."""
+        base = next(base for base in self.bases if path.is_relative_to(base))
+        below = [folded(part) for part in path.relative_to(base).parent.parts]
+        above = folded(Path(os.path.abspath(base)).name)
+        return _in_order(stated, [above, *below]) or _in_order(below, stated)
 
     def _listing(self, folder: Path) -> _Listing:
         if folder not in self._listings:
             self._listings[folder] = _Listing(folder)
         return self._listings[folder]
+
+
+def _in_order(parts: Sequence[str], among: Sequence[str]) -> bool:
+    """Whether all parts are among others, in the same order."""
+    left = iter(among)
+    return all(part in left for part in parts)
 
 
 class _Listing:
