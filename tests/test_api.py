@@ -439,3 +439,13 @@ def test_a_mistyped_run_is_not_looked_for_on_the_hub(tmp_path, monkeypatch) -> N
     (tmp_path / "runs").mkdir()
     with pytest.raises(CheckpointError, match="runs/typo: no such folder"):
         cf.load("runs/typo")
+
+
+def test_what_is_no_path_model_or_split_is_refused_by_name(model, tmp_path) -> None:
+    for call in (cf.load, cf.load_pairs, cf.open_index):
+        with pytest.raises(ValueError, match=f"{call.__name__}: expected a path or a name, got"):
+            call(None)
+    with pytest.raises(ValueError, match="save_pretrained: expected a path or a name, got"):
+        cf.save_pretrained(model, None)
+    with pytest.raises(ValueError, match="expected a model and a folder, got str first"):
+        cf.save_pretrained("model", tmp_path / "copy")

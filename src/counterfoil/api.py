@@ -14,7 +14,13 @@ from typing import TYPE_CHECKING, Any
 from counterfoil.core import zoo
 from counterfoil.core.config import ModelConfig, RunConfig, build_config, merge
 from counterfoil.core.distributed import on_first_process
-from counterfoil.core.errors import ArgumentError, CheckpointError, ConfigError, nearest
+from counterfoil.core.errors import (
+    ArgumentError,
+    CheckpointError,
+    ConfigError,
+    nearest,
+    require_path,
+)
 from counterfoil.core.progress import Progress, as_progress
 from counterfoil.core.registry import short_repr
 from counterfoil.core.storage.atomic import default_cache
@@ -138,6 +144,7 @@ def load(source: str | Path, *, device: str = "auto", cache_dir: str | Path | No
     A CLIP or SigLIP is a folder that `transformers` wrote, or a hub's name such as
     ``"openai/clip-vit-base-patch32"``, and needs the extra ``hf``.
     """
+    require_path("load", source)
     folder = Path(source)
     is_name = zoo.is_pretrained(source)
     if is_name or (folder.is_dir() and not is_transformers_folder(folder)):
@@ -190,6 +197,7 @@ def load_pairs(
     fragments get them from ``extractor``, kept in ``cache_dir``. If the data has no dev split,
     ``dev_share`` of its training images becomes one (0: none).
     """
+    require_path("load_pairs", source)
     cache = Path(cache_dir or default_cache())
     pairs = _load_pairs(source, format, options=options, cache_dir=cache, progress=progress)
     pairs = with_fragments(pairs, cache, extractor, {}, progress)
@@ -352,6 +360,7 @@ def build_index(
     """
     from counterfoil.search import SearchIndex
 
+    require_path("build_index: folder", folder)
     return SearchIndex.build(folder, model, pairs, **settings)
 
 
@@ -359,4 +368,5 @@ def open_index(folder: str | Path, **settings: Any) -> SearchIndex:
     """An index that was built before, with the model in it."""
     from counterfoil.search import SearchIndex
 
+    require_path("open_index", folder)
     return SearchIndex.open(folder, **settings)

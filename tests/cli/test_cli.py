@@ -17,7 +17,9 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 from counterfoil.cli import GROUPS, TAGLINE, app, home_expanded
+from counterfoil.core import registry
 from counterfoil.core.errors import CheckpointError, ConfigError, DataError
+from counterfoil.matchers import matchers
 from tests.conftest import all_charts, thinned
 
 runner = CliRunner()
@@ -126,6 +128,16 @@ def test_scoring_an_image_with_sentences(run, cache, tmp_path) -> None:
         app, ["score", str(run), str(tmp_path / "a.png"), "--texts", "-", "--json"], input="a dog\n"
     )
     assert json.loads(piped.stdout)["scores"] == [[printed["scores"][0][1]]]
+    for name in ("a.png", *(f"{number}/a.png" for number in range(7))):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes((tmp_path / "a.png").read_bytes())
+    one = f"{printed['scores'][0][1]:.4f}"
+    few = invoke("score", run, tmp_path / "a.png", tmp_path / "0" / "a.png", "-t", "a dog")
+    assert few.count(one) == 2
+    many = [tmp_path / str(number) / "a.png" for number in range(7)]
+    listed = invoke("score", run, *many, "-t", "a dog", "-t", "a red car")
+    assert listed.count(one) == 7
+    assert "…" not in listed.replace("a dog", "")
     with pytest.raises(DataError, match="knows no word"):
         invoke("score", run, tmp_path / "a.png", "-t", "zwei Hunde")
     with pytest.raises(ConfigError, match="nothing to score"):
@@ -348,7 +360,14 @@ class MyCHAN(CHAN):
 def test_a_part_of_ones_own_is_imported_by_its_module(tmp_path, monkeypatch) -> None:
     (tmp_path / "my_parts.py").write_text(OWN_MATCHER)
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(matchers, "_entries", {**matchers._entries})  # as before, afterwards
+    monkeypatch.setattr(registry, "own_modules", [])
     assert "CHAN by another name" in command("--import", "my_parts", "models", "my-chan").stdout
+    plan = ["--import", "my_parts", "train", "scenes/naaf", "--show-config"]
+    with pytest.raises(ConfigError, match=r"'my-chan' has no option 'lambda_sofmax'"):
+        invoke(*plan, "model.matcher={name: my-chan, lambda_sofmax: 9}")
+    with pytest.raises(ConfigError, match="unknown matcher 'my-chen'; did you mean 'my-chan'"):
+        invoke(*plan, "model.matcher={name: my-chen}")
     (tmp_path / "my.py").write_text("import m_that_is_missing\n")
     monkeypatch.setattr(sys, "path", [*sys.path])  # the command inserts this folder
     for name, message in (

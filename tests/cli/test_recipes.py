@@ -14,9 +14,10 @@ from typer.testing import CliRunner
 
 from counterfoil.cli import app
 from counterfoil.cli.train import _plan
-from counterfoil.core.config import check_names, load_config
+from counterfoil.core.config import load_config
 from counterfoil.core.errors import ConfigError
 from counterfoil.core.recipes import FOLDER, find_recipe, matching_names, recipe_names
+from counterfoil.core.unknown_names import check_names
 from counterfoil.models import resolve
 from counterfoil.objectives import create_objective
 
@@ -192,9 +193,12 @@ def test_a_copy_trains_as_its_recipe_and_replaces_nothing_unasked(elsewhere) -> 
     invoke("recipes", "copy", "coco/naaf", "--overwrite")
     invoke("recipes", "copy", "coco/naaf", "mine.yaml")
     assert load_config("naaf.yaml") == load_config("mine.yaml") == load_config("coco/naaf")
-    with pytest.raises(FileNotFoundError):
-        invoke("recipes", "copy", "coco/naaf", "nowhere/mine.yaml")
-    assert sorted(path.name for path in elsewhere.iterdir()) == ["mine.yaml", "naaf.yaml"]
+    invoke("recipes", "copy", "coco/naaf", "new/folder/")
+    invoke("recipes", "copy", "coco/naaf", "other/mine.yaml")
+    assert load_config("new/folder/naaf.yaml") == load_config("other/mine.yaml")
+    assert sorted(path.name for path in elsewhere.iterdir()) == [
+        *("mine.yaml", "naaf.yaml", "new", "other")
+    ]
 
 
 def completed(words: str) -> list[str]:

@@ -46,6 +46,13 @@ TYPOS = [
     (["train", "objective=hardst"], 2, "did you mean 'hardest'"),
     (["train", "objective={hardest: 1, tripplet: 0.1}"], 2, "did you mean 'triplet'"),
     (["train", "objective.hardest.margn=0.1"], 2, "did you mean 'margin'"),
+    (["train", "model.matcher.name=cosin"], 2, "did you mean 'cosine'"),
+    (["train", "model.image.name=of-my-own"], 2, "counterfoil --import MODULE"),
+    (["train", "model.matcher=scan"], 2, "write model.matcher.name=scan"),
+    (["train", "data.images=9"], 2, "data.options.images"),
+    (["train", "objective=mean-gap"], 2, "counterfoil --import MODULE"),
+    (["train", "--resume", "nowhere", "--overwrite"], 2, "give one of them"),
+    (["evaluate", "pyproject.toml"], 4, "or as --data"),
     (["train", "scenes/rvse-mpl"], 2, "did you mean 'scenes/rvse-mlp'"),
     (["train", "scenes/rvse-mlp.yaml"], 2, "did you mean 'scenes/rvse-mlp'"),
     (["train", "rvse-mlp-scenes"], 2, "did you mean 'scenes/rvse-mlp'"),
@@ -144,7 +151,8 @@ def test_a_typo_is_found_before_torch_is_imported(results, number: int) -> None:
 
 OPTIONS = """
 import json
-from counterfoil.core.config import PARTS, check_names, load_config
+from counterfoil.core.config import load_config
+from counterfoil.core.unknown_names import PARTS, check_names
 from counterfoil.core.registry import declared
 read = {part: declared(*place) for part, place in PARTS.items()}
 from counterfoil.core.recipes import recipe_names

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from counterfoil.core.errors import ConfigError
+from counterfoil.core.errors import ArgumentError, ConfigError
 from counterfoil.encoders import Encoded, l2_normalize
 from counterfoil.matchers import matchers
 from counterfoil.objectives import Composite, Context, Objective, create_objective, objectives
@@ -251,3 +251,13 @@ def test_in_square_scores_other_positives_than_a_full_diagonal_are_only_not_nega
         others += [(k, j) for k in range(3) if not rolled[k, j]]
         expected += sum(max(0.0, 0.5 + float(scores[o] - scores[i, j])) for o in others)
     assert float(Triplet(margin=0.5)(scores, rolled)) == pytest.approx(expected)
+
+
+def test_a_term_that_returns_no_report_is_named() -> None:
+    class Plain(Objective):
+        def compute(self, scores, positives, context):
+            return -scores.diagonal().mean()
+
+    both = Composite({"plain": Plain()}, {"plain": 1.0}, {"plain": (0, None)})
+    with pytest.raises(ArgumentError, match=r"Plain\.compute: expected a LossReport, got Tensor"):
+        both(torch.eye(3))

@@ -332,6 +332,11 @@ def test_more_results_than_items_are_all_items(indexes) -> None:
         indexes["naaf"].search(QUERY, k=0)
     with pytest.raises(DataError, match="shortlist_size: at least 1"):
         indexes["naaf"].search(QUERY, shortlist_size=0)
+    with pytest.raises(DataError, match="explain: at least 0"):
+        indexes["naaf"].search(QUERY, explain=-1)
+    for wrong in ({"k": "2"}, {"k": 1.5}, {"explain": "all"}):
+        with pytest.raises(ValueError, match="expected a whole number, got"):
+            indexes["naaf"].search(QUERY, **wrong)
 
 
 def test_an_image_query_without_captions_names_the_option_for_similar_images(
@@ -378,8 +383,11 @@ def test_an_image_that_is_none_is_refused(indexes, concepts, tmp_path) -> None:
     with pytest.raises(DataError, match="a folder"):
         indexes["naaf"].search(image=tmp_path)
     Image.new("RGB", (8, 8)).save(tmp_path / "photo.png")
-    with pytest.raises(ConfigError, match="precomputed features"):
-        indexes["naaf"].search(image=tmp_path / "photo.png")
+    for picture in (tmp_path / "photo.png", np.zeros((9, 9, 3), "uint8")):
+        with pytest.raises(ConfigError, match="precomputed features"):
+            indexes["naaf"].search(image=picture)
+    with pytest.raises(ValueError, match="expected"):
+        indexes["naaf"].search(image=5)
 
 
 @given(

@@ -138,11 +138,12 @@ class Lines(Silent):
 
 
 def test_data_without_a_dev_split_can_be_trained_on(tmp_path) -> None:
-    source = photos(tmp_path, ["train"] * 12 + ["test"] * 2)
+    source = photos(tmp_path, ["train"] * 12 + ["test"] * 2 + ["trian"])
     run, lines = tmp_path / "run", Lines()
     finished = execute(build_config(tiny(source)), run, tmp_path / "cache", progress=lines)
     assert len(finished.pairs.train) == 10
     assert sum("2 of 12 training images" in line for line in lines.lines) == 1
+    assert sum("split 'trian' is not a usual name" in line for line in lines.lines) == 1
     dev = set(finished.pairs.dev.ids)
     assert not dev & set(finished.pairs.train.ids)
     # evaluate, audit and index of that run, on its data by default or by name, see the same split

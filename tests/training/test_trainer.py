@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,9 +18,10 @@ import pytest
 import torch
 
 from counterfoil.core.config import build_config
-from counterfoil.core.errors import CheckpointError, TrainingError
+from counterfoil.core.errors import CheckpointError, DataError, TrainingError
 from counterfoil.core.parallel import usable_cores
 from counterfoil.core.progress import Silent
+from counterfoil.foils.files import split_digest
 from counterfoil.models import create_model, from_pretrained
 from counterfoil.training.trainer import Trainer
 from tests.conftest import thinned
@@ -221,6 +223,18 @@ def test_a_run_killed_with_sigkill_again_and_again_ends_where_the_uninterrupted_
 def test_resuming_where_there_is_nothing_is_a_clear_error(concepts, tmp_path) -> None:
     with pytest.raises(CheckpointError, match="no checkpoint to resume from"):
         trainer(concepts, tmp_path).run(resume=True)
+
+
+def test_a_run_is_not_resumed_on_other_data(concepts, tmp_path) -> None:
+    trainer(concepts, tmp_path, config(epochs=1)).run()
+    train = concepts.train
+    captions = [train.captions[1], train.captions[0], *train.captions[2:]]
+    splits = {**concepts.splits, "train": replace(train, captions=captions)}
+    other = replace(concepts, splits=splits)
+    with pytest.raises(DataError, match="no longer those that the run began with"):
+        trainer(other, tmp_path).run(resume=True)
+    state = torch.load(tmp_path / "last" / "training_state.pt", weights_only=False)
+    assert state["position"]["data_digest"] == split_digest(train)
 
 
 def test_a_damaged_training_state_is_named(concepts, tmp_path) -> None:

@@ -44,7 +44,7 @@ from counterfoil.audit.suspicion import (
     sign_deviations,
     sign_scales,
 )
-from counterfoil.core.errors import ConfigError
+from counterfoil.core.errors import ArgumentError, ConfigError
 from counterfoil.core.progress import Progress
 from counterfoil.data.duplicates import Duplicate, near_duplicates
 from counterfoil.data.pairs import Split
@@ -124,6 +124,8 @@ def audit_split(
     ``checked``: whether a caption is wrong, for numbers of captions in ``split.texts`` that a
     person has checked; the weights of the signs are learned from them.
     """
+    if not isinstance(split, Split):
+        raise ArgumentError(f"audit_split: expected one split, got {type(split).__name__}")
     if not 0.0 < threshold <= 1.0:
         raise ConfigError(f"audit: expected a threshold above 0 and at most 1, got {threshold}")
     _check_labels(split, checked, false_alarms)
@@ -231,10 +233,10 @@ def _check_labels(
             "checked captions would change; use one of the two"
         )
     for number, wrong in (checked or {}).items():
-        if not 0 <= number < len(split.texts):
+        if not isinstance(number, int | np.integer) or not 0 <= number < len(split.texts):
             raise ConfigError(
                 f"audit: split '{split.name}' has {len(split.texts)} captions, numbered from 0; "
-                f"got the checked caption {number}"
+                f"got the checked caption {number!r}"
             )
         if not isinstance(wrong, (bool, np.bool_)):
             raise ConfigError(

@@ -80,7 +80,7 @@ def list_recipes(
 
 @recipes_app.command()
 def show(name: Annotated[str, NAME]) -> None:
-    """Print a recipe as it is written; `counterfoil train NAME --show-config` adds all defaults.
+    """Print a recipe as it is written; `counterfoil train NAME --show-config` adds the defaults.
 
     [bold]Examples[/]
 
@@ -94,8 +94,11 @@ def show(name: Annotated[str, NAME]) -> None:
 def copy(
     name: Annotated[str, NAME],
     target: Annotated[
-        Path | None,
-        typer.Argument(metavar="[DEST]", help="File or folder. Default: the current folder."),
+        str | None,
+        typer.Argument(
+            metavar="[DEST]",
+            help="File or folder (a new one ends with /). Default: the current folder.",
+        ),
     ] = None,
     overwrite: opt.Overwrite = False,
 ) -> None:
@@ -108,9 +111,11 @@ def copy(
       counterfoil train mine.yaml
     """
     source = _file_of(name)
-    file = Path() / source.name if target is None else target
-    file = file / source.name if file.is_dir() else file
+    file = Path(target or "")
+    if file.is_dir() or (target or "").endswith("/"):
+        file = file / source.name
     try:
+        file.parent.mkdir(parents=True, exist_ok=True)
         with file.open("wb" if overwrite else "xb") as stream:
             stream.write(source.read_bytes())
     except FileExistsError:

@@ -12,6 +12,9 @@ import counterfoil.cli.options as opt
 from counterfoil.cli.inputs import check_inputs
 from counterfoil.cli.output import print_json, print_line, print_table
 
+MOST_COLUMNS = 5
+"""Images that have a column each; more would not fit beside the sentences."""
+
 
 def score(
     run: opt.Run,
@@ -63,15 +66,26 @@ def score(
             }
         )
         return
-    header = ["sentence", *(image.name for image in images)]
-    rows = [
-        [sentence, *(f"{float(x):.4f}" for x in column)]
-        for sentence, column in zip(sentences, scores.T, strict=True)
-    ]
-    print_table([header, *rows])
+    print_table(_table(images, sentences, [[f"{float(x):.4f}" for x in row] for row in scores]))
     for sentence, words in zip(sentences, unknown, strict=True):
         if words:
             print_line(f"{sentence}: {unknown_note(words)}", style="yellow")
+
+
+def _table(images: list[Path], sentences: list[str], scores: list[list[str]]) -> list[list[str]]:
+    """A row for each sentence or, with many images, for each image and sentence."""
+    unique = len({image.name for image in images}) == len(images)
+    names = [image.name if unique else str(image) for image in images]
+    if len(images) <= MOST_COLUMNS:
+        columns = zip(*scores, strict=True)
+        rows = [[text, *column] for text, column in zip(sentences, columns, strict=True)]
+        return [["sentence", *names], *rows]
+    rows = [
+        [name, text, one]
+        for name, row in zip(names, scores, strict=True)
+        for text, one in zip(sentences, row, strict=True)
+    ]
+    return [["image", "sentence", "score"], *rows]
 
 
 def _lines(path: Path) -> list[str]:

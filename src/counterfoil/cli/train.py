@@ -14,9 +14,10 @@ import counterfoil.cli.options as opt
 from counterfoil.cli.output import print_json, print_line, print_table, progress
 from counterfoil.cli.recipes import complete_recipe
 from counterfoil.cli.signals import StopSignals
-from counterfoil.core.config import RunConfig, check_names, load_config
+from counterfoil.core.config import RunConfig, load_config
 from counterfoil.core.errors import CheckpointError, ConfigError, DataError
 from counterfoil.core.recipes import SUFFIXES, find_recipe, recipe_name
+from counterfoil.core.unknown_names import check_names
 from counterfoil.core.unread_options import refuse_unread
 
 if TYPE_CHECKING:
@@ -68,7 +69,11 @@ def train(
     ] = False,
     show: Annotated[
         bool,
-        typer.Option("--show-config", help="Print the full config with all defaults, then exit."),
+        typer.Option(
+            "--show-config",
+            help="Print the config with the default of every key, then exit. `counterfoil models "
+            "NAME` prints those of an objective's or a matcher's own options.",
+        ),
     ] = False,
     cache: opt.Cache = opt.CACHE,
     as_json: opt.Json = False,
@@ -88,6 +93,8 @@ def train(
       counterfoil train scenes/naaf --show-config
       torchrun --nproc-per-node 2 -m counterfoil train scenes/rvse-mlp
     """
+    if resume and overwrite:
+        raise ConfigError("--resume continues a run, --overwrite replaces it: give one of them")
     config, folder = _plan(recipe, list(overrides or []), out, resume, show)
     if show:
         typer.echo(config.to_yaml())

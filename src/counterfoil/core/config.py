@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from counterfoil.core.errors import CheckpointError, ConfigError, nearest
 from counterfoil.core.recipes import find_recipe, parse_yaml, suggest_recipes, typed_value
-from counterfoil.core.registry import declared, short_repr
+from counterfoil.core.registry import short_repr
 from counterfoil.core.storage.reading import RECIPE_BYTES, read_text
 from counterfoil.core.unread_options import without_extended, without_replaced
 
@@ -284,7 +284,10 @@ def read_recipe(path: Path, _seen: tuple[Path, ...] = ()) -> dict[str, Any]:
         raise ConfigError(f"{path}: not a readable recipe: {error}") from None
     tree = {} if tree is None else tree
     if not isinstance(tree, dict):
-        raise ConfigError(f"{path}: expected a mapping of keys, got {type(tree).__name__}")
+        raise ConfigError(
+            f"{path}: expected a mapping of keys, got {type(tree).__name__}; to train on data: "
+            f"counterfoil train photos data.source={path}"
+        )
     base = tree.pop("extends", None)
     if base is None:
         return tree
@@ -352,7 +355,11 @@ def _explain(error: Any) -> str:
     keys = [str(part) for part in error["loc"]]
     path = _cut(".".join(keys)) or "(top)"
     if error["type"] == "extra_forbidden":
-        return f"unknown key '{path}'{nearest_key(path)}"
+        in_data = keys[0] == "data" and len(keys) == 2
+        of_data = f"; options of a data set are set as data.options.{keys[1]}" if in_data else ""
+        return f"unknown key '{path}'{nearest_key(path)}{of_data}"
+    if error["type"] == "dict_type" and keys[:-1] == ["model"] and isinstance(error["input"], str):
+        return f"{path}: expected options, got a name; write {path}.name={error['input']}"
     return f"{path}: {error['msg']}, got {short_repr(error['input'])}"
 
 
@@ -379,60 +386,6 @@ def _all_keys(section: Any, prefix: str = "") -> Iterator[str]:
             yield from _all_keys(field.annotation, f"{prefix}{key}.")
 
 
-PARTS = {
-    "image": ("encoders", "image_encoders"),
-    "text": ("encoders", "text_encoders"),
-    "matcher": ("matchers", "matchers"),
-}
-"""Sections of ``model``, with the package and the registry of their parts."""
-
-
-def check_names(config: RunConfig) -> None:
-    """Refuse unknown models, objectives and options, without importing torch.
-
-    Values of options are checked later, when the parts are built.
-    """
-    models, terms = declared("models", "models"), declared("objectives", "objectives")
-    if models and config.model.name not in models:
-        raise ConfigError(_unknown("model", config.model.name, models))
-    for part in PARTS:
-        _check_part(part, getattr(config.model, part))
-    for name, given in config.objective.items():
-        if not terms or name == "protect":
-            continue
-        if name not in terms:
-            raise ConfigError(_unknown("objective", name, terms))
-        known = terms[name]
-        if known is None or not isinstance(given, Mapping):
-            continue
-        for key in given:
-            if key not in (*known, "weight", "epochs"):
-                raise ConfigError(
-                    f"objective.{name}.{key}: objective '{name}' has no option '{key}'"
-                    f"{nearest(str(key), known)} (options: {', '.join(known) or 'none'})"
-                )
-
-
-def _check_part(part: str, given: Mapping[str, Any]) -> None:
-    """Refuse options that the named part, or without a name any part, does not have."""
-    entries = declared(*PARTS[part])
-    name = given.get("name")
-    if not entries or (name is not None and entries.get(name) is None):
-        return
-    listed = [entries[name]] if name is not None else list(entries.values())
-    known = sorted({option for options in listed for option in options or ()})
-    owner = f"'{name}' has" if name is not None else "there is"
-    for key in given:
-        if key not in ("name", *known):
-            hint = nearest(str(key), known)
-            raise ConfigError(f"model.{part}.{key}: {owner} no option '{key}'{hint}")
-
-
-def _unknown(kind: str, name: str, known: Mapping[str, Any]) -> str:
-    listed = ", ".join(sorted(known))
-    return f"{kind}: unknown {kind} '{name}'{nearest(name, known)} (known: {listed})"
-
-
 MODEL_CONFIG = "config.json"
 """Configuration file of a saved model, beside its weights."""
 
@@ -446,4 +399,5 @@ def model_folder(folder: Path) -> Path:
         raise CheckpointError(f"{folder}: this run has no checkpoint yet; train it to the end")
     raise CheckpointError(
         f"{folder}: neither a run nor a saved model; name a folder made by counterfoil train"
+        + ("; data come after it, or as --data" if folder.exists() else "")
     )

@@ -9,6 +9,7 @@ number: 130 for Ctrl-C, 143 for SIGTERM.
 from __future__ import annotations
 
 import difflib
+import os
 from collections.abc import Iterable
 
 
@@ -26,6 +27,12 @@ class ConfigError(CounterfoilError):
 
 class ArgumentError(ConfigError, ValueError):
     """An argument of a call from Python that has the wrong type, shape or values."""
+
+
+def require_path(call: str, given: object) -> None:
+    """Refuse an argument of a call from Python that is neither text nor a path."""
+    if not isinstance(given, (str, os.PathLike)):
+        raise ArgumentError(f"{call}: expected a path or a name, got {type(given).__name__}")
 
 
 class DataError(CounterfoilError):

@@ -8,6 +8,7 @@ checked if the class is built directly, without its registry.
 from __future__ import annotations
 
 import ast
+import difflib
 import fnmatch
 import functools
 import importlib
@@ -16,7 +17,7 @@ import json
 import math
 import numbers
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -58,6 +59,16 @@ IF_OWN = (
 )
 """Advice on a name that is not registered."""
 
+MISSPELT = 0.8
+"""Share of letters, as `difflib` counts, from which an unknown name is surely a misspelt one."""
+
+
+def own_advice(name: str, known: Iterable[str]) -> str:
+    """`IF_OWN` after a semicolon, unless the name is surely a misspelt one of those known."""
+    misspelt = difflib.get_close_matches(str(name), list(known), n=1, cutoff=MISSPELT)
+    return "" if misspelt else f"; {IF_OWN}"
+
+
 MAX_NUMBER = 2**32
 """Largest absolute value of an option; only seeds come near it."""
 
@@ -98,11 +109,9 @@ class Registry(Generic[T]):
 
     def __getitem__(self, name: str) -> T:
         if name not in self._entries:
-            hint = nearest(name, self._entries)
-            raise UnknownNameError(
-                f"unknown {self.kind} '{name}'{hint} (known: {', '.join(sorted(self._entries))})"
-                + ("" if hint else f"; {IF_OWN}")
-            )
+            hint, listed = nearest(name, self._entries), ", ".join(sorted(self._entries))
+            own = own_advice(name, self._entries)
+            raise UnknownNameError(f"unknown {self.kind} '{name}'{hint} (known: {listed}){own}")
         return self._entries[name]
 
     def __contains__(self, name: str) -> bool:
@@ -276,6 +285,12 @@ def _options(entry: Callable[..., Any]) -> dict[str, Any]:
     }
 
 
+def _keyword_options(entry: Callable[..., Any]) -> list[str] | None:
+    """The options of an entry; None if it takes any."""
+    kinds = {one.kind for one in inspect.signature(entry).parameters.values()}
+    return None if inspect.Parameter.VAR_KEYWORD in kinds else list(_options(entry))
+
+
 @cache
 def _hints(entry: Callable[..., Any]) -> dict[str, Any]:
     return get_type_hints(entry.__init__ if inspect.isclass(entry) else entry)
@@ -291,12 +306,14 @@ def _validator(entry: Callable[..., Any], option: str) -> TypeAdapter[Any]:
 def declared(package: str, registry: str) -> dict[str, list[str] | None]:
     """Names that one of our packages registers, with their options, parsed from its source.
 
-    Importing the package would import torch, which takes seconds. Options are None if the entry
-    has no signature of its own. The result is empty without source files, or if the package is
-    imported already, as users may have registered more entries.
+    Importing the package would import torch, which takes seconds. If it is imported already, the
+    entries are those of its registry, also a user's own. Options are None if the entry has no
+    signature of its own. The result is empty without source files.
     """
-    if f"counterfoil.{package}" in sys.modules:
-        return {}
+    imported = sys.modules.get(f"counterfoil.{package}")
+    if imported is not None:
+        registered: Registry[Any] | dict[str, Any] = getattr(imported, registry, {})
+        return {name: _keyword_options(registered[name]) for name in registered}
     entries: dict[str, list[str] | None] = {}
     for path in sorted((Path(__file__).parents[1] / package).rglob("*.py")):
         text = path.read_text(encoding="utf-8")

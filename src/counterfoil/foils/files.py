@@ -7,6 +7,7 @@ import json
 import math
 import os
 import random
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -370,11 +371,21 @@ def batch_generator(seed: int, number: int) -> np.random.Generator:
     return np.random.default_rng([seed, number])
 
 
-def foils_by_caption(path: Path, split: Split) -> dict[int, tuple[str, ...]]:
+NO_SUCH_CAPTION, EQUALS_CAPTION = (
+    "of captions that the image lacks",
+    "equal to a caption of the image",
+)
+"""Why a foil of a file is ignored, although the split has its image."""
+
+
+def foils_by_caption(
+    path: Path, split: Split, progress: Progress | None = None
+) -> dict[int, tuple[str, ...]]:
     """Distinct foils of each caption, by its index into the split's texts.
 
-    Lines of other images and captions are ignored, and so are foils equal to a caption of their
-    image (up to case and punctuation). A text that an image has twice gets its foils twice.
+    Lines of other images are ignored. So are, with a count, those of captions that their image does
+    not have, and foils equal to a caption of their image (up to case and punctuation). A text that
+    an image has twice gets its foils twice.
     """
     captions: dict[tuple[str, str], list[int]] = {}
     for index, (text, image) in enumerate(zip(split.texts, split.image_of, strict=True)):
@@ -382,19 +393,36 @@ def foils_by_caption(path: Path, split: Split) -> dict[int, tuple[str, ...]]:
     own = dict(zip(split.ids, split.captions, strict=True))
     true: dict[str, frozenset[str]] = {}
     foils: dict[int, dict[str, None]] = {}
+    ignored: Counter[str] = Counter()
+    first: dict[str, str] = {}
     for stored in read_foils(path):
-        texts, caption = own.get(stored.image, ()), stored.caption
+        if stored.image not in own:
+            continue
+        texts, caption = own[stored.image], stored.caption
         if isinstance(caption, int):
             caption = texts[caption] if caption < len(texts) else ""
         if stored.image not in true:
             true[stored.image] = frozenset(map(spoken, texts))
-        if spoken(stored.foil) not in true[stored.image]:
-            for index in captions.get((stored.image, caption), ()):
+        indices = captions.get((stored.image, caption), ())
+        if not indices:
+            ignored[NO_SUCH_CAPTION] += 1
+            first.setdefault(NO_SUCH_CAPTION, f"image '{stored.image}', caption {stored.caption!r}")
+        elif spoken(stored.foil) in true[stored.image]:
+            ignored[EQUALS_CAPTION] += 1
+            first.setdefault(EQUALS_CAPTION, f"image '{stored.image}', {stored.foil!r}")
+        else:
+            for index in indices:
                 foils.setdefault(index, {})[stored.foil] = None
+    if not foils and ignored[EQUALS_CAPTION]:
+        example = first[EQUALS_CAPTION]
+        raise DataError(f"{path}: no foil can be used: each is {EQUALS_CAPTION} (first: {example})")
     if not foils:
         raise DataError(
             f"{path}: no line matches a caption of split '{split.name}' by image id and caption "
             f"(the first image of the split is '{split.ids[0] if len(split) else ''}'): was it "
             "made for another split or data set?"
         )
+    for why, count in ignored.items():
+        number = f"{count:,} foil{'s' * (count > 1)}"
+        (progress or Silent()).say(f"{path.name}: ignored {number} {why} (first: {first[why]})")
     return {index: tuple(texts) for index, texts in foils.items()}

@@ -260,7 +260,8 @@ def cross_encoder_of(model: Model, heads: Sequence[str] = ()) -> CrossEncoder:
     if not isinstance(matcher, CrossEncoder):
         raise ConfigError(
             f"the model '{model.spec.name}' encodes words and regions separately, so it cannot "
-            "fill masks given an image: set model.name to uniter-small, uniter-base or uniter-large"
+            "fill masks given an image: that takes uniter-small, uniter-base or uniter-large, "
+            "trained with model.name=uniter-small, say"
         )
     missing = [head for head in heads if head not in matcher.heads]
     if missing:

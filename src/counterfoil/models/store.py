@@ -29,6 +29,7 @@ from counterfoil.core.errors import (
     DataError,
     MissingExtraError,
     UnknownNameError,
+    require_path,
 )
 from counterfoil.core.registry import IF_OWN
 from counterfoil.core.storage.atomic import atomic_folder, scratch_folder
@@ -62,6 +63,11 @@ def save_pretrained(
     ``half``, weights are stored as float16, in half the space; a loaded model computes in float32
     again, with scores that differ slightly. ``card`` is the text of a README.md to go with it.
     """
+    require_path("save_pretrained", folder)
+    given: object = model
+    if not isinstance(given, Model):
+        got = type(given).__name__
+        raise ArgumentError(f"save_pretrained: expected a model and a folder, got {got} first")
     folder = Path(folder)
     if folder.exists() and not _is_replaceable(folder):
         raise ArgumentError(

@@ -175,14 +175,19 @@ class Objective(nn.Module):
             protected=None if protected is None else read_mask(protected, scores, "protected"),
             on_diagonal=bool(matrix.diagonal().all()),
         )
-        report = self.compute(scores, matrix, context)
+        report = self.checked_report(scores, matrix, context)
+        if report.protected is None:  # a single objective protects no others
+            report = replace(report, protected=context.protected)
+        return report
+
+    def checked_report(self, scores: Tensor, positives: Tensor, context: Context) -> LossReport:
+        """What `compute` returns, which in an objective of one's own may be no `LossReport`."""
+        report = self.compute(scores, positives, context)
         if not isinstance(report, LossReport):
             raise ArgumentError(
                 f"{type(self).__name__}.compute: expected a LossReport, got "
                 f"{type(report).__name__}; end it with: return LossReport(loss)"
             )
-        if report.protected is None:  # a single objective protects no others
-            report = replace(report, protected=context.protected)
         return report
 
     def prepare(self, training: RunSetup) -> None:

@@ -69,7 +69,9 @@ class Composite(Objective):
         if context.protected is not None and context.logging:
             diagnostics["protected"] = context.protected.float().mean()
         for name, term in self.active(context.epoch):
-            report = term.compute(scores, positives, replace(context, extra=extras.get(name)))
+            report = term.checked_report(
+                scores, positives, replace(context, extra=extras.get(name))
+            )
             weight = self.weights[name]
             parts.append(report.loss if weight == 1.0 else weight * report.loss)
             diagnostics |= report.diagnostics

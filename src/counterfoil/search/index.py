@@ -35,7 +35,7 @@ from counterfoil.models.store import folder_digest, model_digest
 from counterfoil.search.build import Settings, create_folder
 from counterfoil.search.first_stage import FirstStageOption
 from counterfoil.search.items import Side
-from counterfoil.search.query import Recall, Request, Results, measure_recall, search
+from counterfoil.search.query import Picture, Recall, Request, Results, measure_recall, search
 from counterfoil.search.state import FIRST, MANIFEST, SIDES, IndexState, open_store
 from counterfoil.search.update import Added, Existing, add_splits, remove_items
 
@@ -143,14 +143,14 @@ class SearchIndex(IndexState):
         self,
         text: str | None = None,
         *,
-        image: str | Path | Image.Image | None = None,
+        image: Picture | None = None,
         k: int = 10,
         target: Side | None = None,
         shortlist_size: int | None = None,
         exhaustive: bool = False,
         explain: int = 0,
     ) -> Results:
-        """Images for a text, or captions for an image (a file, a picture, or an id in the index).
+        """Images for a text, or captions for an image: a file, a picture, its pixels, or an id.
 
         See `counterfoil.search.query.search`.
         """

@@ -5,10 +5,11 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Union
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
@@ -23,12 +24,14 @@ from counterfoil.data.text.words import MOST_LETTERS, MOST_WORDS, words
 from counterfoil.encoders import Encoded
 from counterfoil.models.explain import explain_encoded
 from counterfoil.models.match import Match
-from counterfoil.models.model import Model
+from counterfoil.models.model import Model, open_picture
 from counterfoil.scoring.encode import score_all
 from counterfoil.search.first_stage import ItemEncoder
 from counterfoil.search.items import BLOCK_ITEMS, Side
 from counterfoil.search.state import IndexState
 from counterfoil.search.vectors import Floats, TopK
+
+Picture = Union[str, Path, Image.Image, NDArray[Any], Tensor]  # noqa: UP007 - read at run time
 
 DEPTHS = (1, 5, 10)
 
@@ -62,10 +65,10 @@ def text_query(model: Model, text: str, first: Model | None = None) -> Query:
     return Query(text, "captions", encoded, [note] if note else [])
 
 
-def image_query(index: IndexState, image: str | Path | Image.Image) -> Query:
-    """A picture, an image file, or the id of an image in the index."""
-    if isinstance(image, Image.Image):
-        return Query("image", "images", _encode(index.encoder, image.convert("RGB")))
+def image_query(index: IndexState, image: Picture) -> Query:
+    """A picture, its pixels, an image file, or the id of an image in the index."""
+    if not isinstance(image, (str, Path)):
+        return Query("image", "images", _encode(index.encoder, open_picture(image)))
     path = Path(image)
     if path.is_file():
         return Query(str(image), "images", _encode(index.encoder, open_image(FileImage(path))))
@@ -96,7 +99,7 @@ class Request:
     """Arguments of `search`; exactly one of ``text`` and ``image`` is set."""
 
     text: str | None = None
-    image: str | Path | Image.Image | None = None
+    image: Picture | None = None
     k: int = 10
     target: Side | None = None
     shortlist: int | None = None
@@ -155,8 +158,13 @@ def search(index: IndexState, request: Request) -> Results:
     query's own side cannot be matched; they are ranked by the cosine of pooled vectors. The first
     ``explain`` results are explained.
     """
+    for name, number in (("k", request.k), ("explain", request.explain)):
+        if not isinstance(number, int | np.integer):
+            raise ArgumentError(f"{name}: expected a whole number, got {number!r}")
     if request.k < 1:
         raise DataError(f"k: at least 1 result, got {request.k}")
+    if request.explain < 0:
+        raise DataError(f"explain: at least 0 results, got {request.explain}")
     if request.shortlist is not None and request.shortlist < 1:
         raise DataError(f"shortlist_size: at least 1 item, got {request.shortlist}")
     clock = _Clock()

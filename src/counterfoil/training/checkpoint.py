@@ -49,6 +49,8 @@ class Position:
     metrics_bytes: int = 0
     margins: list[int] = field(default_factory=list)
     seconds: float = 0.0
+    data_digest: str = ""
+    """A hash of the training images' ids and captions; empty in runs of earlier versions."""
 
 
 def _is_position(values: dict[Any, Any]) -> bool:
@@ -126,6 +128,8 @@ class Checkpoints:
         check_sum(folder, STATE, STATE_SUM)
         state = read_checkpoint(folder / STATE, OPERATIONS)
         values = state.pop("position", None) if isinstance(state, dict) else None
+        if isinstance(values, dict):
+            values = {"data_digest": "", **values}  # of an earlier version
         if not isinstance(values, dict) or not _is_position(values):
             raise CheckpointError(f"{folder / STATE}: damaged (no valid position of the run)")
         position = Position(**values)

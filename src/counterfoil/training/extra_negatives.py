@@ -278,7 +278,7 @@ def foils_by_run(
                 write_model_foils(model, split, path, options, weights=weights, progress=progress)
 
     on_first_process(write)
-    foils = foils_by_caption(path, split)
+    foils = foils_by_caption(path, split, progress)
     progress.say(f"{path}: foils for {len(foils)} of {len(split.texts)} captions")
     return ListedFoils(foils, count)
 
@@ -306,6 +306,6 @@ def foil_negatives(
             'a JSONL file with lines such as {"image": "12", "caption": "a dog runs", '
             '"foil": "a cat runs"}'
         )
-    foils = foils_by_caption(path, split)
+    foils = foils_by_caption(path, split, progress)
     progress.say(f"{path.name}: foils for {len(foils)} of {len(split.texts)} captions")
     return ListedFoils(foils, count)

@@ -23,6 +23,7 @@ from counterfoil.data.splits import (
     dev_note,
     evenly_spaced,
     leakage_warning,
+    likely_typos,
     read_dev_split,
     save_dev_split,
     shared_by,
@@ -139,7 +140,7 @@ def execute(
         if rank() == 0:
             save_noise(config, pairs, folder)
             save_dev_split(folder, pairs, config.data.dev_share)
-            if note := dev_note(pairs):
+            for note in [*likely_typos(pairs), *filter(None, [dev_note(pairs)])]:
                 progress.say(f"note: {note}")
         if notice := skipped_notice(pairs):
             progress.say(notice)

@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from counterfoil.core.config import RunConfig
 from counterfoil.core.distributed import any_process, gather_unique, rank, world_size
-from counterfoil.core.errors import DivergedError, RemoteError, TrainingError
+from counterfoil.core.errors import DataError, DivergedError, RemoteError, TrainingError
 from counterfoil.core.progress import Progress, Silent
 from counterfoil.core.tensors.device import choose_device
 from counterfoil.data.batches.collate import PairBatch
@@ -24,6 +24,7 @@ from counterfoil.data.pairs import Pairs
 from counterfoil.data.splits import evenly_spaced
 from counterfoil.encoders.recurrent import cuda_graphs
 from counterfoil.evaluation.evaluate import evaluate, flat_metrics
+from counterfoil.foils.files import split_digest
 from counterfoil.models.model import Model
 from counterfoil.training.checkpoint import Checkpoints, Position, Stateful, random_states
 from counterfoil.training.collapse import CollapseWatch
@@ -108,11 +109,19 @@ class Trainer:
 
     def _begin(self, resume: bool) -> None:
         self.model.yardstick = self.model.correction_rule = None  # measured with older weights
+        digest = split_digest(self.pairs.train)
         if resume:
             self.position = self.checkpoints.restore(self.model, self._parts(), self.device)
+            if self.position.data_digest not in ("", digest):
+                raise DataError(
+                    f"{self.folder}: the training data are no longer those that the run began with "
+                    "(other images or captions); restore them, or start another run from its "
+                    f"weights, with model.init_from={self.folder}"
+                )
             self.batches.check_resumed(self.position.batch)
         elif rank() == 0:
             write_config(self.folder, self.config)
+        self.position.data_digest = digest
         for warning in warmup_warnings(self.config.train, self.objective, self.updates.per_epoch):
             self.progress.say(f"warning: {warning}")
         for note in self.model.matcher.notes(self.config.train.epochs):

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from counterfoil.core.config import build_config
 from counterfoil.core.errors import ConfigError, DataError
+from counterfoil.core.progress import Silent
 from counterfoil.data.batches.collate import pad_fragments, pad_texts
 from counterfoil.data.scenes import load_scenes
 from counterfoil.data.text.words import words
@@ -54,6 +55,16 @@ HEADS = ["mlm", "discrimination", "correction"]
 def scenes(tmp_path_factory):
     cache = tmp_path_factory.mktemp("scenes")
     return with_fragments(load_scenes(cache, (20, 4, 8), workers=1), cache, workers=1)
+
+
+class Lines(Silent):
+    """Keeps what is said."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def say(self, text: str) -> None:
+        self.lines.append(text)
 
 
 def make(pairs, name: str = "uniter-small", **matcher):
@@ -178,6 +189,25 @@ def test_foils_of_a_file_find_their_captions(scenes, foils, tmp_path) -> None:
     (tmp_path / "numbered.jsonl").write_text(json.dumps(line))
     (pair,) = stored_set(tmp_path / "numbered.jsonl", split).pairs
     assert split.texts[pair.caption] == split.captions[1][2]
+    strange = {**line, "caption": 99}
+    true = {**line, "foil": split.captions[1][0].upper()}
+    elsewhere = {**line, "image": "of another split"}
+    lines = "\n".join(
+        map(json.dumps, [line, strange, {**strange, "caption": "?"}, true, elsewhere])
+    )
+    (tmp_path / "mixed.jsonl").write_text(lines)
+    said = Lines()
+    choice = FoilChoice()
+    assert foils_by(str(tmp_path / "mixed.jsonl"), split, choice, make, said).pairs == (pair,)
+    assert said.lines == [
+        "mixed.jsonl: ignored 2 foils of captions that the image lacks "
+        f"(first: image '{split.ids[1]}', caption 99)",
+        "mixed.jsonl: ignored 1 foil equal to a caption of the image "
+        f"(first: image '{split.ids[1]}', {true['foil']!r})",
+    ]
+    (tmp_path / "true.jsonl").write_text(json.dumps(true))
+    with pytest.raises(DataError, match="each is equal to a caption of the image"):
+        stored_set(tmp_path / "true.jsonl", split)
     with pytest.raises(ConfigError, match="no file or folder 'rule'; did you mean 'rules'"):
         foils_by("rule", split, FoilChoice(), make)
 

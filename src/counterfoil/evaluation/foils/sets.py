@@ -89,9 +89,16 @@ def foils_by_rule(
     return foils
 
 
-def stored_set(path: Path, split: Split, *, most: int | None = None, seed: int = 0) -> FoilSet:
+def stored_set(
+    path: Path,
+    split: Split,
+    *,
+    most: int | None = None,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> FoilSet:
     """The foils of a file for a split, matched by image id and caption."""
-    by_caption = foils_by_caption(path, split)
+    by_caption = foils_by_caption(path, split, progress)
     chosen = choose_captions(split, most, seed)
     pairs = [FoilPair(index, foil) for index in chosen for foil in by_caption.get(index, ())]
     return FoilSet.of(path.name, pairs, len(chosen))
@@ -219,7 +226,7 @@ def foils_by(
         )
     path = Path(source)
     if path.is_file():
-        return stored_set(path, split, most=choice.captions, seed=choice.seed)
+        return stored_set(path, split, most=choice.captions, seed=choice.seed, progress=progress)
     if not path.is_dir():
         raise ConfigError(
             f"foils: there is no file or folder '{source}'{nearest(source, [RULES])}; expected "
