@@ -3,7 +3,8 @@
 # is not done twice. Data and runs lie in WORK, the numbers in RESULTS, nothing in the repository.
 #
 #   run.sh features [lite2-36 lite2-46 lite20-46 lite210-46 lite0-36]  fragments of the photos (SHARDS: the four .tar files)
-#   run.sh words GLOVE_PACKAGE MINILM_FOLDER         word vectors and language model (words.py says which)
+#   run.sh words GLOVE_PACKAGE MINILM_FOLDER [CAPTIONS]  word vectors and language model (words.py says which);
+#                                                    CAPTIONS, one per line: the latter after reading them, too
 #   run.sh tune [ROW ...]                            learning rates on dev, six or more each, one seed
 #   run.sh tune-guided [ROW ...]                     the same for models that learn from two tuned ones
 #   run.sh tables NAME [ROW ...]                     train and measure a table, or some rows of it
@@ -210,7 +211,13 @@ step=${1:?see the head of this file}
 shift
 case $step in
   features) features "$@" ;;
-  words) (cd "$OLDPWD" && python "$here/reproduction/flickr8k/words.py" "$SHARDS" "$1" "$2" "$WORK") ;;
+  words)
+    (
+      cd "$OLDPWD"
+      python "$here/reproduction/flickr8k/words.py" "$SHARDS" "$1" "$2" "$WORK"
+      [ -z "${3:-}" ] || [ -e "$WORK/minilm-captions" ] ||
+        python "$here/reproduction/flickr8k/word_head.py" "$2" "$3" "$WORK/minilm-captions"
+    ) ;;
   tune) SEEDS=1 reproduce flickr8k.tuning "$@" ;;
   tune-guided) SEEDS=1 reproduce flickr8k.tuning-guided "$@" ;;
   tables) reproduce "$@" ;;
