@@ -195,6 +195,9 @@ def test_a_copy_trains_as_its_recipe_and_replaces_nothing_unasked(elsewhere) -> 
     assert load_config("naaf.yaml") == load_config("mine.yaml") == load_config("coco/naaf")
     invoke("recipes", "copy", "coco/naaf", "new/folder/")
     invoke("recipes", "copy", "coco/naaf", "other/mine.yaml")
+    for inside in ("mine.yaml/x.yaml", "mine.yaml/new/"):
+        with pytest.raises(ConfigError, match=r"x?\.yaml: its folder cannot be made: a file has"):
+            invoke("recipes", "copy", "coco/naaf", inside)
     assert load_config("new/folder/naaf.yaml") == load_config("other/mine.yaml")
     assert sorted(path.name for path in elsewhere.iterdir()) == [
         *("mine.yaml", "naaf.yaml", "new", "other")

@@ -39,9 +39,7 @@ def call() -> Callable[..., None]:
     return lambda *words: module.main([*map(str, words), "--device", "cpu"])
 
 
-def test_it_learns_to_fill_masks_and_uniter_starts_with_its_head(
-    call, concepts, tmp_path
-) -> None:
+def test_it_learns_to_fill_masks_and_uniter_starts_with_its_head(call, concepts, tmp_path) -> None:
     source, _ = save(tmp_path / "bert", BertModel)
     out = tmp_path / "bert-captions"
     options = ["--held-out", 60, "--batch", 16, "--lr", 0.01, "--factor", 0.5, "--epochs", 4]

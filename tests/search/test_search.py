@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 import counterfoil as cf
-from counterfoil.core.errors import ConfigError, DataError
+from counterfoil.core.errors import ArgumentError, ConfigError, DataError
 from counterfoil.core.progress import Silent
 from counterfoil.encoders import Encoded
 from counterfoil.scoring.encode import encode_texts, score_split
@@ -328,13 +328,10 @@ def test_more_results_than_items_are_all_items(indexes) -> None:
     result = indexes["naaf"].search(QUERY, k=1000)
     assert len(result.hits) == 32
     assert result.notes[-1] == "there are only 32 images in the index"
-    with pytest.raises(DataError, match="at least 1"):
-        indexes["naaf"].search(QUERY, k=0)
-    with pytest.raises(DataError, match="shortlist_size: at least 1"):
-        indexes["naaf"].search(QUERY, shortlist_size=0)
-    with pytest.raises(DataError, match="explain: at least 0"):
-        indexes["naaf"].search(QUERY, explain=-1)
-    for wrong in ({"k": "2"}, {"k": 1.5}, {"explain": "all"}):
+    for wrong, least in (({"k": 0}, 1), ({"shortlist_size": 0}, 1), ({"explain": -1}, 0)):
+        with pytest.raises(ArgumentError, match=f"{next(iter(wrong))}: at least {least}"):
+            indexes["naaf"].search(QUERY, **wrong)
+    for wrong in ({"k": "2"}, {"k": 1.5}, {"explain": "all"}, {"shortlist_size": True}):
         with pytest.raises(ValueError, match="expected a whole number, got"):
             indexes["naaf"].search(QUERY, **wrong)
 

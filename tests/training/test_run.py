@@ -184,16 +184,30 @@ def test_a_model_of_unknown_features_is_refused_before_images_are_read(tmp_path,
     assert not list(cache.glob("**/*.npy"))
 
 
-@pytest.mark.slow
-def test_dev_images_are_not_trained_on_by_a_resumed_run_whose_data_have_grown(tmp_path) -> None:
+def test_a_run_whose_data_have_changed_goes_on_once_they_are_restored(tmp_path) -> None:
     source = photos(tmp_path, ["train"] * 12)
-    run = tmp_path / "run"
+    run, cache = tmp_path / "run", tmp_path / "cache"
     config = build_config(tiny(source))
-    dev = set(execute(config, run, tmp_path / "cache").pairs.dev.ids)
+    dev = set(execute(config, run, cache).pairs.dev.ids)
+    kept = {name: (run / name).read_bytes() for name in ("dev_split.json", "last/config.json")}
+    rows = source.read_text().splitlines(keepends=True)
+    of_train, of_dev = (
+        next(row for row in rows[1:] if (row.partition(".")[0] in dev) is held)
+        for held in (False, True)
+    )
+    for lost in ([of_train], [of_train, of_dev]):
+        source.write_text("".join(row for row in rows if row not in lost))
+        with pytest.raises(DataError, match="no longer those that the run began with"):
+            execute(config, run, cache, resume=True)
+        assert kept == {name: (run / name).read_bytes() for name in kept}
     photos(tmp_path, ["train"] * 60)
-    finished = execute(config, run, tmp_path / "cache", resume=True)
-    assert set(finished.pairs.dev.ids) == dev
-    assert len(finished.pairs.train) == 58
+    with pytest.raises(DataError, match="no longer those that the run began with"):
+        execute(config, run, cache, resume=True)
+    grown = data_for_run(run, None, None, {}, cache, Silent())
+    assert set(grown.dev.ids) == dev  # what was added is not evaluated as dev
+    assert len(grown.train) == 58
+    source.write_text("".join(rows))
+    assert set(execute(config, run, cache, resume=True).pairs.dev.ids) == dev
 
 
 def test_a_split_named_in_the_config_is_taken_and_nothing_is_set_aside(tmp_path) -> None:

@@ -21,7 +21,6 @@ from counterfoil.core.config import build_config
 from counterfoil.core.errors import CheckpointError, DataError, TrainingError
 from counterfoil.core.parallel import usable_cores
 from counterfoil.core.progress import Silent
-from counterfoil.foils.files import split_digest
 from counterfoil.models import create_model, from_pretrained
 from counterfoil.training.trainer import Trainer
 from tests.conftest import thinned
@@ -234,7 +233,7 @@ def test_a_run_is_not_resumed_on_other_data(concepts, tmp_path) -> None:
     with pytest.raises(DataError, match="no longer those that the run began with"):
         trainer(other, tmp_path).run(resume=True)
     state = torch.load(tmp_path / "last" / "training_state.pt", weights_only=False)
-    assert state["position"]["data_digest"] == split_digest(train)
+    assert state["position"]["data_digest"] == train.digest
 
 
 def test_a_damaged_training_state_is_named(concepts, tmp_path) -> None:

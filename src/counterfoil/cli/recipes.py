@@ -116,6 +116,9 @@ def copy(
         file = file / source.name
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError):
+        raise ConfigError(f"{file}: its folder cannot be made: a file has that name") from None
+    try:
         with file.open("wb" if overwrite else "xb") as stream:
             stream.write(source.read_bytes())
     except FileExistsError:

@@ -24,14 +24,14 @@ def check_names(config: RunConfig) -> None:
     """
     models, terms = declared("models", "models"), declared("objectives", "objectives")
     if models and config.model.name not in models:
-        raise ConfigError(_unknown("model", config.model.name, models))
+        raise ConfigError(_unknown("model.name", "model", config.model.name, models))
     for part in PARTS:
         _check_part(part, getattr(config.model, part))
     for name, given in config.objective.items():
         if not terms or name == "protect":
             continue
         if name not in terms:
-            raise ConfigError(_unknown("objective", name, terms))
+            raise ConfigError(_unknown("objective", "objective", name, terms))
         known = terms[name]
         if known is None or not isinstance(given, Mapping):
             continue
@@ -48,7 +48,8 @@ def _check_part(part: str, given: Mapping[str, Any]) -> None:
     entries = declared(*PARTS[part])
     name = given.get("name")
     if entries and isinstance(name, str) and name not in entries:
-        raise ConfigError(_unknown(part if part == "matcher" else f"{part} encoder", name, entries))
+        kind = part if part == "matcher" else f"{part} encoder"
+        raise ConfigError(_unknown(f"model.{part}.name", kind, name, entries))
     if not entries or (name is not None and entries.get(name) is None):
         return
     owners = entries.values() if name is None else [entries[name]]
@@ -60,7 +61,7 @@ def _check_part(part: str, given: Mapping[str, Any]) -> None:
             raise ConfigError(f"model.{part}.{key}: {owner} no option '{key}'{hint}")
 
 
-def _unknown(kind: str, name: str, known: Mapping[str, Any]) -> str:
+def _unknown(key: str, kind: str, name: str, known: Mapping[str, Any]) -> str:
     hint, listed = nearest(name, known), ", ".join(sorted(known))
     own = own_advice(name, known)
-    return f"{kind}: unknown {kind} '{name}'{hint} (known: {listed}){own}"
+    return f"{key}: unknown {kind} '{name}'{hint} (known: {listed}){own}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
@@ -120,6 +121,17 @@ class Split:
         """Index of the image of each caption of `texts`."""
         counts = [len(texts) for texts in self.captions]
         return np.repeat(np.arange(len(counts), dtype=np.int64), counts)
+
+    @cached_property
+    def digest(self) -> str:
+        """A hash of all ids and captions, in their order."""
+        digest = hashlib.sha256()
+        for image, texts in zip(self.ids, self.captions, strict=True):
+            for part in (image, *texts):
+                data = part.encode("utf-8", "surrogatepass")
+                digest.update(len(data).to_bytes(8, "little") + data)
+            digest.update(b"\n")
+        return digest.hexdigest()
 
     def require_fragments(self) -> FragmentTable:
         """The fragments of the images; `DataError` if there are none."""

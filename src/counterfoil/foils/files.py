@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import os
@@ -268,17 +267,6 @@ def captions_of(split: Split) -> list[Caption]:
     return list(captions.values())
 
 
-def split_digest(split: Split) -> str:
-    """A hash of the ids and captions of a split."""
-    digest = hashlib.sha256()
-    for image, texts in zip(split.ids, split.captions, strict=True):
-        for part in (image, *texts):
-            data = part.encode("utf-8", "surrogatepass")
-            digest.update(len(data).to_bytes(8, "little") + data)
-        digest.update(b"\n")
-    return digest.hexdigest()
-
-
 def write_rule_foils(
     split: Split,
     path: Path,
@@ -299,7 +287,7 @@ def write_rule_foils(
         "kinds": list(kinds),
         "count": count,
         "seed": seed,
-        "captions": split_digest(split),
+        "captions": split.digest,
     }
     captions = captions_of(split)
     progress = progress or Silent()
@@ -372,7 +360,7 @@ def batch_generator(seed: int, number: int) -> np.random.Generator:
 
 
 NO_SUCH_CAPTION, EQUALS_CAPTION = (
-    "of captions that the image lacks",
+    "of captions that their image does not have",
     "equal to a caption of the image",
 )
 """Why a foil of a file is ignored, although the split has its image."""
@@ -413,16 +401,18 @@ def foils_by_caption(
         else:
             for index in indices:
                 foils.setdefault(index, {})[stored.foil] = None
+    notes = [
+        f"{count:,} foil{'s' * (count > 1)} {why} (first: {first[why]})"
+        for why, count in ignored.items()
+    ]
     if not foils and ignored[EQUALS_CAPTION]:
-        example = first[EQUALS_CAPTION]
-        raise DataError(f"{path}: no foil can be used: each is {EQUALS_CAPTION} (first: {example})")
+        raise DataError(f"{path}: no foil can be used: {', '.join(notes)}")
     if not foils:
         raise DataError(
             f"{path}: no line matches a caption of split '{split.name}' by image id and caption "
             f"(the first image of the split is '{split.ids[0] if len(split) else ''}'): was it "
             "made for another split or data set?"
         )
-    for why, count in ignored.items():
-        number = f"{count:,} foil{'s' * (count > 1)}"
-        (progress or Silent()).say(f"{path.name}: ignored {number} {why} (first: {first[why]})")
+    for note in notes:
+        (progress or Silent()).say(f"{path.name}: ignored {note}")
     return {index: tuple(texts) for index, texts in foils.items()}

@@ -25,7 +25,6 @@ from counterfoil.foils.files import (
     batch_generator,
     batches_of,
     captions_of,
-    split_digest,
 )
 from counterfoil.foils.generation import Foils, own_tokens
 from counterfoil.foils.spacy_graph import create_extractor
@@ -144,7 +143,7 @@ def write_model_foils(
         "options": vars(options),
         "seed": seed,
         "batch_size": batch_size,
-        "captions": split_digest(split),
+        "captions": split.digest,
     }
     batches = batches_of(captions_of(split), batch_size)
     unreadable: dict[str, None] = {}

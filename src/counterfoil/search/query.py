@@ -150,6 +150,20 @@ class Results:
         return {**vars(self), "hits": [hit.as_dict() for hit in self.hits]}
 
 
+def _check_numbers(request: Request) -> None:
+    for name, number, least in (
+        ("k", request.k, 1),
+        ("explain", request.explain, 0),
+        ("shortlist_size", request.shortlist, 1),
+    ):
+        if number is None and name == "shortlist_size":
+            continue
+        if isinstance(number, bool) or not isinstance(number, int | np.integer):
+            raise ArgumentError(f"{name}: expected a whole number, got {number!r}")
+        if number < least:
+            raise ArgumentError(f"{name}: at least {least}, got {number}")
+
+
 @torch.inference_mode()
 def search(index: IndexState, request: Request) -> Results:
     """Results of a query, re-ranked by the matcher; ``exhaustive`` scores every item with it.
@@ -158,15 +172,7 @@ def search(index: IndexState, request: Request) -> Results:
     query's own side cannot be matched; they are ranked by the cosine of pooled vectors. The first
     ``explain`` results are explained.
     """
-    for name, number in (("k", request.k), ("explain", request.explain)):
-        if not isinstance(number, int | np.integer):
-            raise ArgumentError(f"{name}: expected a whole number, got {number!r}")
-    if request.k < 1:
-        raise DataError(f"k: at least 1 result, got {request.k}")
-    if request.explain < 0:
-        raise DataError(f"explain: at least 0 results, got {request.explain}")
-    if request.shortlist is not None and request.shortlist < 1:
-        raise DataError(f"shortlist_size: at least 1 item, got {request.shortlist}")
+    _check_numbers(request)
     clock = _Clock()
     query = _read_query(index, request)
     clock.lap("encoding")

@@ -23,7 +23,7 @@ from counterfoil.core.tensors.modes import eval_mode
 from counterfoil.data.batches.dataset import ExtraItems, ExtraNegativeSource, Once
 from counterfoil.data.pairs import Split
 from counterfoil.foils import DEFAULT_KINDS, rule_foils
-from counterfoil.foils.files import drawn_foils, foils_by_caption, sites_beside, split_digest
+from counterfoil.foils.files import drawn_foils, foils_by_caption, sites_beside
 from counterfoil.foils.rules import CaptionSites
 from counterfoil.models.foil_files import write_model_foils
 from counterfoil.models.model import Model
@@ -266,7 +266,7 @@ def foils_by_run(
     """
     options = GeneratorOptions(WRITTEN_MASKS, WRITTEN_SAMPLES, count, 1.5, "graph", "rules")
     weights = weights_digest(model_folder(run))
-    key = hashlib.sha256(f"{split_digest(split)} {weights} {options}".encode()).hexdigest()[:12]
+    key = hashlib.sha256(f"{split.digest} {weights} {options}".encode()).hexdigest()[:12]
     path = (cache or run.parent) / "model-foils" / f"{run.name}-{split.name}-{key}.jsonl"
 
     def write() -> None:

@@ -138,8 +138,9 @@ def execute(
             write_config(folder, config)
         pairs = _read_in_turn(config, cache, progress, read_dev_split(folder) if resume else None)
         if rank() == 0:
-            save_noise(config, pairs, folder)
-            save_dev_split(folder, pairs, config.data.dev_share)
+            if not started:  # what a run began with stays as it was, also if the data have changed
+                save_noise(config, pairs, folder)
+                save_dev_split(folder, pairs, config.data.dev_share)
             for note in [*likely_typos(pairs), *filter(None, [dev_note(pairs)])]:
                 progress.say(f"note: {note}")
         if notice := skipped_notice(pairs):

@@ -24,7 +24,6 @@ from counterfoil.data.pairs import Pairs
 from counterfoil.data.splits import evenly_spaced
 from counterfoil.encoders.recurrent import cuda_graphs
 from counterfoil.evaluation.evaluate import evaluate, flat_metrics
-from counterfoil.foils.files import split_digest
 from counterfoil.models.model import Model
 from counterfoil.training.checkpoint import Checkpoints, Position, Stateful, random_states
 from counterfoil.training.collapse import CollapseWatch
@@ -109,7 +108,7 @@ class Trainer:
 
     def _begin(self, resume: bool) -> None:
         self.model.yardstick = self.model.correction_rule = None  # measured with older weights
-        digest = split_digest(self.pairs.train)
+        digest = self.pairs.train.digest
         if resume:
             self.position = self.checkpoints.restore(self.model, self._parts(), self.device)
             if self.position.data_digest not in ("", digest):

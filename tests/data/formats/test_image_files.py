@@ -173,6 +173,8 @@ def test_a_name_that_several_folders_have_is_not_guessed(tmp_path):
         ("images/new/a.png", "a", True),
         ("images/new/a.png", "images/A", True),
         ("train/new/a.png", "train/a.png", True),
+        ("Flickr30k images/a.png", "flickr30k-images/a.png", True),
+        ("images-1/a.png", "images-2/a.png", False),
         ("new/train/old/a.png", "test/train/a.png", False),
         ("train/a.png", "data\\test\\a.png", False),
     ],

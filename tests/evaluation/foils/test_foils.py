@@ -200,14 +200,17 @@ def test_foils_of_a_file_find_their_captions(scenes, foils, tmp_path) -> None:
     choice = FoilChoice()
     assert foils_by(str(tmp_path / "mixed.jsonl"), split, choice, make, said).pairs == (pair,)
     assert said.lines == [
-        "mixed.jsonl: ignored 2 foils of captions that the image lacks "
+        "mixed.jsonl: ignored 2 foils of captions that their image does not have "
         f"(first: image '{split.ids[1]}', caption 99)",
         "mixed.jsonl: ignored 1 foil equal to a caption of the image "
         f"(first: image '{split.ids[1]}', {true['foil']!r})",
     ]
     (tmp_path / "true.jsonl").write_text(json.dumps(true))
-    with pytest.raises(DataError, match="each is equal to a caption of the image"):
+    with pytest.raises(DataError, match="no foil can be used: 1 foil equal to a caption of the"):
         stored_set(tmp_path / "true.jsonl", split)
+    (tmp_path / "none.jsonl").write_text("\n".join(map(json.dumps, [strange, strange, true])))
+    with pytest.raises(DataError, match=r"used: 2 foils of captions .*, 1 foil equal to"):
+        stored_set(tmp_path / "none.jsonl", split)
     with pytest.raises(ConfigError, match="no file or folder 'rule'; did you mean 'rules'"):
         foils_by("rule", split, FoilChoice(), make)
 

@@ -130,11 +130,10 @@ class ImageFolder:
         return None
 
     def _below(self, names: Sequence[str]) -> tuple[list[Path], list[Path]]:
-        """The files of the first of these names that exists in subfolders.
+        """The files in subfolders that the first possible of these names may mean.
 
-        They come in two lists: those whose folders agree with those in the name, and the others.
-        ``test/1.jpg`` is not ``train/1.jpg``, but may be ``photos/test/1.jpg``, ``test/a/1.jpg`` or
-        ``1.jpg``.
+        The second list has files of such a name in other folders, if none agrees: ``test/1.jpg`` is
+        not ``train/1.jpg``, but may be ``photos/test/1.jpg``, ``test/a/1.jpg`` or ``1.jpg``.
         """
         if not self.deep:
             return [], []
@@ -143,27 +142,35 @@ class ImageFolder:
             for path in files_below(self.bases):
                 for name in (path.name, path.stem):  # an ending may be missing
                     self._by_name[folded(name)].append(path)
+        others: list[Path] = []
         for name in names:
             slashed = folded(name.replace("\\", "/"))
             stated = PurePosixPath(slashed)
             if slashed.endswith("/"):  # the name of a folder
                 continue
-            if paths := self._by_name.get(stated.name):
-                fit = [path for path in paths if self._agree(stated.parent.parts, path)]
-                return fit, [path for path in paths if path not in fit]
-        return [], []
+            paths = self._by_name.get(stated.name, [])
+            if fit := [path for path in paths if self._agree(stated.parent.parts, path)]:
+                return fit, []
+            others += paths
+        return [], others
 
     def _agree(self, stated: Sequence[str], path: Path) -> bool:
         """Whether the folders in a name are among those of a file, in order, or the other way."""
         base = next(base for base in self.bases if path.is_relative_to(base))
-        below = [folded(part) for part in path.relative_to(base).parent.parts]
-        above = folded(Path(os.path.abspath(base)).name)
-        return _in_order(stated, [above, *below]) or _in_order(below, stated)
+        below = [_spelt(part) for part in path.relative_to(base).parent.parts]
+        above = _spelt(Path(os.path.abspath(base)).name)
+        named = [_spelt(part) for part in stated]
+        return _in_order(named, [above, *below]) or _in_order(below, named)
 
     def _listing(self, folder: Path) -> _Listing:
         if folder not in self._listings:
             self._listings[folder] = _Listing(folder)
         return self._listings[folder]
+
+
+def _spelt(folder: str) -> str:
+    """The name of a folder by its letters and digits: ``my_photos`` for ``My photos``."""
+    return re.sub(r"[\W_]+", "_", folded(folder))
 
 
 def _in_order(parts: Sequence[str], among: Sequence[str]) -> bool:
