@@ -10,6 +10,7 @@ import pytest
 
 from counterfoil.audit.noise import NOISES, nouns_of, one_caption_each, plant
 from counterfoil.core.errors import ConfigError, DataError
+from counterfoil.data.duplicates import spoken
 from counterfoil.data.load import load_pairs
 from counterfoil.data.text.words import words
 
@@ -20,6 +21,12 @@ def scenes(tmp_path_factory):
     return load_pairs("scenes", options={"images": [4, 4, 40]}, cache_dir=cache)["test"]
 
 
+@pytest.fixture(scope="module")
+def others(tmp_path_factory):
+    cache = tmp_path_factory.mktemp("cache")
+    return load_pairs("scenes", options={"images": [4, 60, 4]}, cache_dir=cache)["dev"]
+
+
 @pytest.mark.parametrize("noise", NOISES)
 def test_the_stated_captions_are_wrong_and_no_others(scenes, noise) -> None:
     noisy = plant(scenes, noise, 0.3, seed=3)
@@ -27,6 +34,37 @@ def test_the_stated_captions_are_wrong_and_no_others(scenes, noise) -> None:
     np.testing.assert_array_equal(changed, noisy.wrong)
     assert noisy.wrong.sum() == round(0.3 * (~noisy.clean).sum())
     assert [len(c) for c in noisy.split.captions] == [len(c) for c in scenes.captions]
+
+
+@pytest.mark.parametrize("noise", ["random", "noun"])
+@pytest.mark.parametrize("rate", [0.2, 0.6])
+def test_captions_of_donors_have_no_copy(scenes, others, noise, rate) -> None:
+    noisy = plant(scenes, noise, rate, 1, donors=others)
+    wanted = round(rate * (~noisy.clean).sum())
+    made = np.flatnonzero(noisy.wrong)
+    assert len(made) == wanted if noise == "random" else 0.8 * wanted < len(made) <= wanted
+    counts = Counter(map(spoken, noisy.split.texts))
+    before = set(map(spoken, scenes.texts))
+    for number in made:
+        text = noisy.split.texts[number]
+        assert text in others.texts
+        assert counts[spoken(text)] == 1
+        assert spoken(text) not in before
+        if noise == "noun":
+            assert set(nouns_of(text)) & set(nouns_of(scenes.texts[number]))
+    right = np.flatnonzero(~noisy.wrong)
+    assert all(noisy.split.texts[n] == scenes.texts[n] for n in right)
+    again, other = (plant(scenes, noise, rate, seed, donors=others) for seed in (1, 2))
+    assert again.split.texts == noisy.split.texts != other.split.texts
+
+
+def test_donors_run_out_and_word_noise_takes_none(scenes, others) -> None:
+    few = plant(scenes, "random", 0.5, 0, donors=others.select([0, 1]))
+    assert 0 < few.wrong.sum() <= 10
+    with pytest.raises(DataError, match="no caption can be made wrong"):
+        plant(scenes, "random", 0.5, 0, donors=scenes)
+    with pytest.raises(ConfigError, match="takes none from donors"):
+        plant(scenes, "word", 0.5, 0, donors=others)
 
 
 @pytest.mark.parametrize("noise", NOISES)

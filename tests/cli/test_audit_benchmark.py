@@ -40,6 +40,24 @@ def test_a_benchmark_is_one_command_and_resumes(cache, tmp_path) -> None:
     assert "| self-trained | audit |" in page.read_text()
 
 
+def test_wrong_captions_of_another_split_are_a_table_of_their_own(run, cache, tmp_path) -> None:  # noqa: F811
+    small = ["--images", 12, "--seed", 0, "--cache", cache, "--out", tmp_path, "--examine", 10]
+    task = [*small, "--scale", "smoke", "--split", "test", "--model", run]
+    invoke("audit", "benchmark", *task, "--noise", "random", "--json")
+    donated = json.loads(invoke("audit", "benchmark", *task, "--donors", "dev", "--json"))
+    assert [cell["noise"] for cell in donated] == ["random", "noun"]  # not word
+    assert {cell["settings"]["donors"] for cell in donated} == {"dev"}
+    tables = (tmp_path / "results.md").read_text()
+    assert "test: random, 40 %" in tables
+    assert "test: random from dev, 40 %" in tables
+    with pytest.raises(ConfigError, match="--donors: noise 'word' changes captions in place"):
+        invoke("audit", "benchmark", *task, "--donors", "dev", "--noise", "word")
+    with pytest.raises(ConfigError, match="--donors test: is the audited split itself"):
+        invoke("audit", "benchmark", *task, "--donors", "test")
+    with pytest.raises(DataError, match="no split 'dve'"):
+        invoke("audit", "benchmark", *task, "--donors", "dve")
+
+
 def test_wrong_settings_are_refused_before_any_work(cache, tmp_path) -> None:
     task = asked(cache, tmp_path)
     with pytest.raises(ConfigError, match="nouns"):

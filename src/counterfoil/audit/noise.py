@@ -76,12 +76,18 @@ def plant(
     *,
     clean: float = SHARE,
     labeled: float = SHARE,
+    donors: Split | None = None,
 ) -> NoisySplit:
     """Make a share ``rate`` of the captions wrong, outside a ``clean`` share of the images.
 
     If too few captions can be made wrong in this way, as those without a noun, all of them are.
+    Captions of other images come from the split itself, as in LEMoN, where they also stay at their
+    own image; or from ``donors``, each at most once and none that the split has, so that there is
+    no copy of them.
     """
     check_noise(noise, rate)
+    if donors is not None and noise == "word":
+        raise ConfigError("noise: 'word' changes captions in place and takes none from donors")
     if min(clean, labeled) < 0 or clean + labeled >= 1:
         raise ConfigError(
             f"noise: expected clean and labeled shares of less than 1 in all, got {clean} and "
@@ -99,8 +105,12 @@ def plant(
     candidates = np.flatnonzero(~checked)
     wanted, wrong = round(rate * len(candidates)), np.zeros(len(texts), dtype=np.bool_)
     makers = {"random": _random, "noun": _noun, "word": _word}
-    made = 0
-    for caption, text in makers[noise](split, rng.permutation(candidates), rng, seed):
+    made, shuffled = 0, rng.permutation(candidates)
+    if donors is None:
+        replacements = makers[noise](split, shuffled, rng, seed)
+    else:
+        replacements = _donated(split, shuffled, rng, donors, shared=noise == "noun")
+    for caption, text in replacements:
         if made == wanted:
             break
         if spoken(text) != spoken(texts[caption]):  # two images may have the same caption
@@ -164,6 +174,32 @@ def _noun(split: Split, order: Numbers, rng: np.random.Generator, seed: int) -> 
                 donor = donors[int(rng.integers(len(donors)))]
             yield caption, split.texts[donor]
             break
+
+
+def _donated(
+    split: Split, order: Numbers, rng: np.random.Generator, donors: Split, *, shared: bool
+) -> Made:
+    """Captions of another split that this one lacks, each once; ``shared``: with a noun of both."""
+    own = set(map(spoken, split.texts))
+    others = {spoken(text): text for text in donors.texts if spoken(text) not in own}
+    pool = rng.permutation(np.array(list(others.values()), dtype=object)).tolist()
+    having: dict[str, list[int]] = defaultdict(list)
+    if shared:
+        for number, text in enumerate(pool):
+            for noun in nouns_of(text):
+                having[noun].append(number)
+    free = np.ones(len(pool), dtype=np.bool_)
+    everything = list(range(len(pool)))
+    for caption in order.tolist():
+        nouns = rng.permutation(nouns_of(split.texts[caption])).tolist() if shared else [""]
+        for noun in nouns:
+            numbers = having[noun] if shared else everything
+            while numbers and not free[numbers[-1]]:
+                numbers.pop()
+            if numbers:
+                free[numbers[-1]] = False
+                yield caption, pool[numbers.pop()]
+                break
 
 
 def nouns_of(text: str) -> list[str]:

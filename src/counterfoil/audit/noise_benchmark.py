@@ -93,7 +93,9 @@ class Benchmark:
     """The cells to measure: each source with each noise, rate and seed, on one split.
 
     ``one_caption``: use one caption per image, as LEMoN does. ``examined``: captions whose words
-    the audit examines. Cells that ``out`` has already, with every method, are not measured again.
+    the audit examines. ``donors``: a split whose captions replace others, so that the wrong ones
+    have no copy; without it they come from ``split``, as in LEMoN. Cells that ``out`` has already,
+    with every method, are not measured again.
     """
 
     split: Split
@@ -104,6 +106,7 @@ class Benchmark:
     out: Path
     examined: int = 5000
     one_caption: bool = False
+    donors: Split | None = None
     data: str = ""
 
     def run(self, progress: Progress | None = None) -> list[Cell]:
@@ -141,8 +144,14 @@ class Benchmark:
             "noise": noise,
             "rate": rate,
             "seed": seed,
+            **self._donor_settings(),
             **source.settings(),
         }
+
+    def _donor_settings(self) -> dict[str, Any]:
+        if self.donors is None:
+            return {}
+        return {"donors": self.donors.name, "donated": _caption_digest(self.donors)}
 
     def _measure(
         self,
@@ -155,7 +164,7 @@ class Benchmark:
     ) -> Cell:
         started = time.monotonic()
         split = one_caption_each(self.split, seed) if self.one_caption else self.split
-        noisy = plant(split, noise, rate, seed)
+        noisy = plant(split, noise, rate, seed, donors=self.donors)
         scores = score_methods(source, noisy, self.examined, progress)
         return Cell(
             settings=settings,

@@ -68,26 +68,31 @@ def settings_digest(settings: dict[str, Any]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-Group = tuple[str, bool, str, float, str]
+Group = tuple[str, bool, str, float, str, str]
 
 
 def groups(cells: Iterable[Cell]) -> dict[Group, list[Cell]]:
-    """Cells by split, captions per image, noise, rate and captions: a table each."""
+    """Cells by split, captions per image, noise, rate, captions and donors: a table each."""
     result: dict[Group, list[Cell]] = {}
     for cell in cells:
         one = bool(cell.settings.get("one_caption"))
-        key = (cell.split, one, cell.noise, cell.rate, str(cell.settings.get("captions")))
+        source = str(cell.settings.get("donors", ""))
+        key = (cell.split, one, cell.noise, cell.rate, str(cell.settings.get("captions")), source)
         result.setdefault(key, []).append(cell)
     return result
 
 
 def table_title(group: Group, cells: Sequence[Cell]) -> str:
-    split, one, noise, rate, _ = group
+    split, one, noise, rate, _, donors = group
     seeds = len({cell.seed for cell in cells})
     each = ", one caption per image" if one else ""
     count = f"{cells[0].wrong:,} of {cells[0].captions:,} measured captions wrong"
     runs = f"{seeds} seeds" if seeds > 1 else f"seed {cells[0].seed}"
-    return f"{split}{each}: {noise}, {100 * rate:g} % ({count}, {runs})"
+    return f"{split}{each}: {_noise_name(noise, donors)}, {100 * rate:g} % ({count}, {runs})"
+
+
+def _noise_name(noise: str, donors: str) -> str:
+    return f"{noise} from {donors}" if donors else noise
 
 
 def by_label(cells: Sequence[Cell]) -> dict[str, list[Cell]]:
@@ -140,7 +145,7 @@ def overview(cells: Sequence[Cell]) -> list[tuple[str, ...]]:
     free = [method for method in METHODS if not method.endswith(ON_LABELS)]
     labeled = [method for method in METHODS if method.endswith(ON_LABELS)]
     table = [("model", "noise", *free, *labeled)]
-    for (split, one, noise, rate, _), own in sorted(groups(cells).items()):
+    for (split, one, noise, rate, _, donors), own in sorted(groups(cells).items()):
         for model, alike in by_label(own).items():
             row = []
             for methods in (free, labeled):
@@ -148,7 +153,8 @@ def overview(cells: Sequence[Cell]) -> list[tuple[str, ...]]:
                 best = max((mean for mean in means if mean is not None), default=None)
                 row += [_marked(mean, mean == best) for mean in means]
             each = ", one caption per image" if one else ""
-            table.append((f"{model}{each}", f"{noise}, {100 * rate:g} % of {split}", *row))
+            kind = f"{_noise_name(noise, donors)}, {100 * rate:g} % of {split}"
+            table.append((f"{model}{each}", kind, *row))
     return [table[0], *sorted(table[1:], key=lambda row: row[0])]
 
 
@@ -200,18 +206,19 @@ def curves(cells: Sequence[Cell]) -> dict[str, tuple[str, Cell]]:
     There is one for each model and kind of noise, at the highest rate and of the first seed.
     """
     chosen: dict[tuple[Any, ...], tuple[str, str, Cell]] = {}
-    for (split, one, noise, rate, captions), own in groups(cells).items():
+    for (split, one, noise, rate, captions, donors), own in groups(cells).items():
         for label, alike in by_label(own).items():
             cell = min(alike, key=lambda each: each.seed)
-            key = (split, one, noise, captions, label)
+            key = (split, one, noise, captions, label, donors)
             if key in chosen and chosen[key][2].rate >= rate:
                 continue
             slug = re.sub(r"[^\w.-]+", "-", label).strip("-")
             each = "-one" if one else ""
-            name = f"{split}{each}-{noise}-{100 * rate:g}-{cell.captions}-{slug}"
+            source = f"-from-{donors}" if donors else ""
+            name = f"{split}{each}-{noise}{source}-{100 * rate:g}-{cell.captions}-{slug}"
             title = (
-                f"{label}: {noise} noise, {100 * rate:g} % of {split}, {cell.captions:,} captions, "
-                f"seed {cell.seed}"
+                f"{label}: {_noise_name(noise, donors)}, {100 * rate:g} % of {split}, "
+                f"{cell.captions:,} captions, seed {cell.seed}"
             )
             chosen[key] = (name, title, cell)
     return {name: (title, cell) for name, title, cell in chosen.values()}

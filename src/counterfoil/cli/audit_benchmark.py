@@ -97,6 +97,15 @@ def benchmark(
         bool,
         typer.Option("--one-caption", help="Use one caption per image, as LEMoN's protocol does."),
     ] = False,
+    donors: Annotated[
+        str | None,
+        typer.Option(
+            "--donors",
+            help="Split whose captions replace others, so that wrong captions have no copy. "
+            "Default: the audited split, as in LEMoN's protocol, where a caption that is planted "
+            "also stays at its own image.",
+        ),
+    ] = None,
     images: Annotated[
         int | None,
         typer.Option("--images", min=10, help="Images to use, evenly spaced. Default: all."),
@@ -152,6 +161,7 @@ def benchmark(
       counterfoil audit benchmark
       counterfoil audit benchmark --scale smoke --noise random --seed 0
       counterfoil audit benchmark --model scenes-naaf --split test
+      counterfoil audit benchmark --model scenes-naaf --split test --donors train
       counterfoil audit benchmark --data lite2-36 --recipe flickr8k/gpo \\
         --folds 1 --folds 3 --rate 0.4 --rate 0.05 train.optimizer.lr=3e-3
       counterfoil audit benchmark --data lite2-36 --split dev --model photos-vse \\
@@ -164,6 +174,7 @@ def benchmark(
             "--render-page": render_page is not None,
             "--self-trained": self_trained,
             "--folds": bool(folds),
+            "--donors": donors is not None,
             "config overrides": bool(overrides),
         }
         _check_tuning(runs, [name for name, is_given in without_effect.items() if is_given])
@@ -179,14 +190,25 @@ def benchmark(
     config = _config(recipe, [*tail, *(overrides or [])], device)
     options = parse_options(option)
     from counterfoil.audit.noise import NOISES, check_noise
+    from counterfoil.data.load import load_pairs
+    from counterfoil.data.splits import evenly_spaced
 
-    noises, rates = noise or list(NOISES), rate or [0.4]
+    noises, rates = noise or [n for n in NOISES if donors is None or n != "word"], rate or [0.4]
+    if donors is not None and "word" in noises:
+        raise ConfigError("--donors: noise 'word' changes captions in place; leave it out")
+    if donors == split:
+        raise ConfigError(f"--donors {donors}: is the audited split itself; name another one")
     for kind, share in product(noises, rates):
         check_noise(kind, share)
     if data == SCENES and not options:
         count = images or SCENE_IMAGES[scale]
-        options = {"images": [count if split == name else 4 for name in ("train", "dev", "test")]}
-    chosen = _read_split(data, format, options, split, images or IMAGES[scale], runs, cache, bars)
+        used = (split, donors)
+        options = {"images": [count if name in used else 4 for name in ("train", "dev", "test")]}
+    pairs = load_pairs(data, format, options=options, cache_dir=cache, progress=bars)
+    lenders = None if donors is None else pairs[donors]
+    chosen = _with_features(
+        evenly_spaced(pairs[split], images or IMAGES[scale]), pairs.name, runs, cache, bars
+    )
     seeds = seed or [0, 1, 2]
     if tune_lemon:
         _tune_lemon(runs[0], chosen, noises, rates, seeds, one_caption, device, bars, as_json)
@@ -204,6 +226,7 @@ def benchmark(
         out=out,
         examined=examine,
         one_caption=one_caption,
+        donors=lenders,
         data=data if data == SCENES else Path(data).name,
     )
     cells = task.run(bars)
@@ -220,25 +243,14 @@ def _config(recipe: str, overrides: list[str], device: str) -> RunConfig:
     return config
 
 
-def _read_split(
-    data: str,
-    format: str | None,
-    options: dict[str, object],
-    name: str,
-    most: int | None,
-    runs: list[Path],
-    cache: Path,
-    bars: Progress,
+def _with_features(
+    chosen: Split, name: str, runs: list[Path], cache: Path, bars: Progress
 ) -> Split:
     """The images to audit, with features of the kind that the first model reads."""
-    from counterfoil.data.load import load_pairs
     from counterfoil.data.pairs import Pairs
-    from counterfoil.data.splits import evenly_spaced
     from counterfoil.features import with_fragments
     from counterfoil.training.run_folder import load_model
 
-    pairs = load_pairs(data, format, options=options, cache_dir=cache, progress=bars)
-    chosen = evenly_spaced(pairs[name], most)
     readers = [load_model(run, "cpu") for run in runs]
     for run, other in zip(runs, readers, strict=True):
         if _features(other) != _features(readers[0]):
@@ -250,7 +262,7 @@ def _read_split(
     extractor = "segments" if reader is None else reader.fragments_from or "segments"
     settings = {} if reader is None else reader.fragments_options
     # features of these images only: to extract those of all others may take hours
-    alone = Pairs(pairs.name, {chosen.name: chosen})
+    alone = Pairs(name, {chosen.name: chosen})
     return with_fragments(alone, cache, extractor, settings, bars)[chosen.name]
 
 

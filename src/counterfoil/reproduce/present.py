@@ -20,7 +20,7 @@ from counterfoil.reproduce.spec import Claim
 from counterfoil.reproduce.store import read_stored
 from counterfoil.reproduce.word_maps import pair_sections
 
-CLAIM_HEADS = ("Claim", "ours, Δ RSUM", "published Δ", "strength")
+CLAIM_HEADS = ("Claim", "ours, Δ RSUM", "95 % interval", "published Δ", "strength")
 RSUM = METRICS[-1]
 
 
@@ -50,10 +50,13 @@ def verdict(ours: Measure | None, tuned: bool = True) -> str:
     """The strength of a claim: held, within the spread, refuted or not tested.
 
     A difference counts with three seeds or more, if it is larger than its standard deviation over
-    them. It decides a claim only if both rows were tuned.
+    them, and weakly if 0 is inside its 95 % interval. It decides a claim only if both rows were
+    tuned.
 
     >>> verdict(Measure(mean=3.0, std=1.0, seeds=3)), verdict(Measure(mean=0.5, std=1.0, seeds=3))
     ('held', 'within the spread')
+    >>> verdict(Measure(mean=-2.0, std=1.0, seeds=3))
+    'refuted, weakly'
     >>> verdict(Measure(mean=3.0, std=1.0, seeds=3), tuned=False)
     'higher, but not tuned'
     >>> verdict(Measure(mean=3.0, std=None, seeds=1))
@@ -67,7 +70,9 @@ def verdict(ours: Measure | None, tuned: bool = True) -> str:
         return "within the spread"
     if not tuned:
         return f"{'higher' if ours.mean > 0 else 'lower'}, but not tuned"
-    return "held" if ours.mean > 0 else "refuted"
+    interval = ours.interval()
+    weakly = ", weakly" if interval is not None and interval[0] <= 0 <= interval[1] else ""
+    return f"{'held' if ours.mean > 0 else 'refuted'}{weakly}"
 
 
 def _claim_row(
@@ -80,11 +85,18 @@ def _claim_row(
     return (
         claim.text,
         "" if ours is None else ours.text(sign="+"),
+        _interval(ours),
         "" if theirs is None else f"{theirs:+.1f}",
         verdict(ours, better.tuned and worse.tuned)
         if fair
         else "not tested: only one row is tuned",
     )
+
+
+def _interval(ours: Measure | None) -> str:
+    """The interval of a difference; empty below `CLAIM_SEEDS` seeds, where it says nothing."""
+    interval = ours.interval() if ours is not None and ours.seeds >= CLAIM_SEEDS else None
+    return "" if interval is None else "{:+.1f} to {:+.1f}".format(*interval)
 
 
 def _rsum_by_seed(row: RowResult) -> dict[int, float]:
@@ -231,8 +243,9 @@ def _notes(result: Reproduction) -> list[str]:
             notes.append(f"Best at an edge of what was tried: {'; '.join(edges) or 'none'}.")
     if claim_rows(result):
         notes.append(
-            "Δ: mean difference over seeds. A claim is held or refuted with three seeds or more, "
-            "a difference beyond its standard deviation, and rates tuned for both rows."
+            "Δ: mean difference over seeds, with its 95 % interval by Student's t. A claim is held "
+            "or refuted with three seeds or more, a difference beyond its standard deviation, and "
+            "rates tuned for both rows; weakly, if the interval contains 0."
         )
         trained = [row for row in result.rows if row.each]
         others = [row.name for row in trained if not row.tuned]
