@@ -348,6 +348,19 @@ def test_an_existing_run_is_not_overwritten_unasked(pairs, run, model) -> None:
     assert cf.load(run.folder) is not None
 
 
+def test_progress_and_batch_sizes_are_read_the_same_everywhere(model, pairs) -> None:
+    for shown in (True, False, None):
+        assert cf.evaluate(model, pairs.test, progress=shown, bootstrap=0).rsum > 0
+        cf.load_pairs("scenes", images=[4, 4, 4], progress=shown)
+    for call in (cf.evaluate, cf.load_pairs):
+        given = (model, pairs.test) if call is cf.evaluate else ("scenes",)
+        with pytest.raises(ArgumentError, match="progress: expected True, False or an object"):
+            call(*given, progress="no")
+    for size in (0, -1, "a", 2.5, None):
+        with pytest.raises(ArgumentError, match="batch_size: expected at least 1, got"):
+            cf.evaluate(model, pairs.test, batch_size=size)
+
+
 def test_evaluate_wants_one_split(model, pairs) -> None:
     with pytest.raises(ArgumentError, match=r"expected one split, such as pairs.train, got Pairs"):
         cf.evaluate(model, pairs)

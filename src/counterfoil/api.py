@@ -188,7 +188,7 @@ def load_pairs(
     extractor: str = "segments",
     dev_share: float = DEFAULT_DEV_SHARE,
     cache_dir: str | Path | None = None,
-    progress: Progress | None = None,
+    progress: Progress | bool | None = None,
     **options: Any,
 ) -> Pairs:
     """Images and captions with fragments: a named set, a folder, a JSON, features, shards.
@@ -198,9 +198,9 @@ def load_pairs(
     ``dev_share`` of its training images becomes one (0: none).
     """
     require_path("load_pairs", source)
-    cache = Path(cache_dir or default_cache())
-    pairs = _load_pairs(source, format, options=options, cache_dir=cache, progress=progress)
-    pairs = with_fragments(pairs, cache, extractor, {}, progress)
+    cache, bars = Path(cache_dir or default_cache()), as_progress(progress)
+    pairs = _load_pairs(source, format, options=options, cache_dir=cache, progress=bars)
+    pairs = with_fragments(pairs, cache, extractor, {}, bars)
     as_given = is_named(source, format) or is_url(source)
     location = source if as_given else Path(source).resolve()
     origin: dict[str, Any] = {"source": str(location), "format": format, "options": options}
@@ -212,7 +212,8 @@ def load_pairs(
 def create(name: str, pairs: Pairs, *, seed: int = 0, **options: Any) -> Model:
     """A new model by name for a data set: ``create("rvse-mlp", pairs, embed_size=256)``.
 
-    ``init_from="runs/a"`` gives it the weights of another run.
+    ``init_from="runs/a"`` gives it the weights of another run. ``seed`` is that of PyTorch's global
+    generator, from which the weights are drawn, so seed your own draws after this call.
     """
     import torch
 

@@ -152,7 +152,8 @@ def test_a_typo_is_found_before_torch_is_imported(results, number: int) -> None:
 OPTIONS = """
 import json
 from counterfoil.core.config import load_config
-from counterfoil.core.unknown_names import PARTS, check_names
+from counterfoil.core.unknown_names import check_names
+from counterfoil.core.unread_options import PARTS
 from counterfoil.core.registry import declared
 read = {part: declared(*place) for part, place in PARTS.items()}
 from counterfoil.core.recipes import recipe_names

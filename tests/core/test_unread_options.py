@@ -9,6 +9,7 @@ import pytest
 from counterfoil.core.config import load_config
 from counterfoil.core.errors import ConfigError
 from counterfoil.core.recipes import recipe_names
+from counterfoil.core.unknown_names import check_names
 from counterfoil.core.unread_options import READERS, refuse_unread
 
 UNREAD = [
@@ -102,3 +103,29 @@ def test_a_recipe_that_extends_another_replaces_its_schedule(tmp_path) -> None:
     assert config.train.schedule.decay_epochs == []
     mine.write_text("extends: coco/chan\ntrain: {schedule: {factor: 0.5}}\n", encoding="utf-8")
     assert load_config(mine, []).train.schedule.decay_epochs == [15]
+
+
+@pytest.mark.parametrize(
+    ("recipe", "override", "part", "left"),
+    [
+        ("scenes/naaf", "model.matcher.name=scan-t2i", "matcher", {"name"}),
+        ("scenes/naaf", "model.matcher.name=naaf-reference", "matcher", {"name"}),
+        ("scenes/naaf", "model.matcher.name=naaf", "matcher", {"name", "adjust_epoch"}),
+        ("scenes/dive", "model.image.name=fc", "image", {"name"}),
+        ("scenes/naaf", "model.text.name=gru", "text", {"name", "word_dim"}),
+    ],
+)
+def test_a_replaced_part_takes_along_what_it_alone_had(recipe, override, part, left) -> None:
+    config = load_config(recipe, [override])
+    check_names(config)
+    assert set(getattr(config.model, part)) == left
+
+
+def test_an_option_given_with_another_part_stays_and_is_refused_there(tmp_path) -> None:
+    config = load_config("scenes/naaf", ["model.matcher.name=chan", "model.matcher.alpha=0.5"])
+    assert config.model.matcher == {"name": "chan", "alpha": 0.5}
+    wrong = load_config("scenes/naaf", ["model.matcher.name=chan", "model.matcher.adjust_epoch=2"])
+    with pytest.raises(ConfigError, match="'chan' has no option 'adjust_epoch'"):
+        check_names(wrong)
+    (tmp_path / "mine.yaml").write_text("extends: scenes/naaf\nmodel: {matcher: {name: chan}}\n")
+    assert load_config(tmp_path / "mine.yaml").model.matcher == {"name": "chan"}

@@ -62,6 +62,23 @@ def test_states_heads_and_slopes_are_uniters(dtype, tolerance, tmp_path) -> None
     assert_gradient_close(slope, fixture["grad.img_feat"], 1e-4 if tolerance == 1e-5 else 1e-6)
 
 
+@pytest.mark.parametrize("mode", ["evaluation", "training"])
+def test_a_text_is_scored_by_its_real_tokens_wherever_its_padding_is(mode) -> None:
+    matcher = make(dropout=0.0).train(mode == "training")
+    torch.manual_seed(1)
+    images, texts = torch.randn(3, 4, 32), torch.randn(5, 6, 32)
+    regions, words = torch.ones(3, 4, dtype=torch.bool), torch.ones(5, 6, dtype=torch.bool)
+    words[0, :2] = words[1, 0] = words[2, 4:] = words[3, 2:4] = False
+    words[4] = False  # no token at all
+    scores = matcher(images, texts, regions, words)
+    for number in range(4):
+        alone = texts[number][words[number]][None]
+        real = torch.ones(1, alone.shape[1], dtype=torch.bool)
+        assert_same(scores[:, number : number + 1], matcher(images, alone, regions, real), 1e-5)
+    noisy = torch.where(words[..., None], texts, 100.0)
+    assert_same(matcher(images, noisy, regions, words), scores, 1e-5)
+
+
 def test_slopes_of_paired_scores_are_uniters(tmp_path) -> None:
     fixture = load_fixture("uniter-itm")
     model = model_of(fixture, "uniter", tmp_path)

@@ -108,6 +108,26 @@ def test_a_method_that_a_matcher_does_not_have_is_refused(concepts) -> None:
         make("naaf", concepts).explain(image_of(concepts), "a dog", "x")
 
 
+@pytest.mark.parametrize("side", ["image", "text"])
+@pytest.mark.parametrize("matcher", ["naaf", "scan-i2t", "chan"])
+def test_sets_are_neither_words_nor_regions(matcher, side, concepts) -> None:
+    torch.manual_seed(0)
+    options = {"name": "dive" if side == "image" else "dive-gru", "slots": 3, "head_dim": 16}
+    section = {"name": matcher if matcher != "scan-i2t" else "scan-t2i", "embed_size": 32}
+    section |= {side: options, "matcher": {"name": matcher}}
+    config = build_config({"model": section, "data": {"min_count": 1}})
+    model = create_model(config.model, concepts.train, config.data)
+    caption = " ".join(concepts.train.texts[:2])  # more words than a set has vectors
+    with pytest.raises(ConfigError, match="no parts per word"):
+        model.explain(image_of(concepts), caption, "parts")
+    for method in (None, "leave-one-out", "mask", "gradient", "combined"):
+        match = model.explain(image_of(concepts), caption, method)
+        assert match.method == (method or "leave-one-out")
+        assert all(word.region_weights is None for word in match.words)
+    with pytest.raises(DataError, match="compares no words with regions"):
+        word_map(model, image_of(concepts), caption)
+
+
 @pytest.mark.parametrize("name", WHOLE)
 def test_other_effects_are_what_the_score_loses_without_the_word(name, concepts) -> None:
     model = make(name, concepts)

@@ -10,7 +10,14 @@ from hypothesis import strategies as st
 from counterfoil.core.errors import ArgumentError, ConfigError
 from counterfoil.encoders import Encoded, l2_normalize
 from counterfoil.matchers import matchers
-from counterfoil.objectives import Composite, Context, Objective, create_objective, objectives
+from counterfoil.objectives import (
+    Composite,
+    Context,
+    LossReport,
+    Objective,
+    create_objective,
+    objectives,
+)
 from counterfoil.objectives.triplet import HardestNegative, HingeObjective, Triplet
 from tests.conftest import assert_close, assert_gradient_close, load_fixture
 
@@ -261,3 +268,23 @@ def test_a_term_that_returns_no_report_is_named() -> None:
     both = Composite({"plain": Plain()}, {"plain": 1.0}, {"plain": (0, None)})
     with pytest.raises(ArgumentError, match=r"Plain\.compute: expected a LossReport, got Tensor"):
         both(torch.eye(3))
+
+
+@pytest.mark.parametrize(
+    ("loss", "got"),
+    [
+        (lambda scores: scores.mean(1), r"one of shape \[3\]"),
+        (lambda scores: scores.mean().reshape(1), r"one of shape \[1\]"),
+        (lambda _: 1.0, "1.0"),
+        (lambda scores: (scores > 0).sum(), r"one of shape \[\]"),
+    ],
+)
+def test_a_loss_that_is_not_one_number_is_named(loss, got) -> None:
+    class Odd(Objective):
+        def compute(self, scores, positives, context):
+            return LossReport(loss(scores))
+
+    both = Composite({"odd": Odd()}, {"odd": 1.0}, {"odd": (0, None)})
+    for objective in (Odd(), both):
+        with pytest.raises(ArgumentError, match=rf"Odd\.compute: expected the loss .* got {got}"):
+            objective(torch.eye(3))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import multiprocessing
 import os
 import signal
@@ -217,6 +218,28 @@ def test_a_run_killed_with_sigkill_again_and_again_ends_where_the_uninterrupted_
     assert kills >= 1
     assert metrics(tmp_path / "cut" / "run") == metrics(tmp_path / "whole" / "run")
     assert weights(tmp_path / "cut" / "run") == weights(tmp_path / "whole" / "run")
+
+
+def test_a_loss_without_a_gradient_is_named(concepts, tmp_path, monkeypatch) -> None:
+    run = trainer(concepts, tmp_path)
+    compute = run.objective.compute
+    monkeypatch.setattr(
+        run.objective,
+        "compute",
+        lambda *given: (report := compute(*given)) and replace(report, loss=report.loss.detach()),
+    )
+    with pytest.raises(TrainingError, match="the loss does not depend on the model"):
+        run.run()
+
+
+@pytest.mark.slow
+def test_a_run_with_compiled_encoders_validates_and_resumes(concepts, tmp_path) -> None:
+    first = trainer(concepts, tmp_path, config(epochs=2, compile=True))
+    result = first.run()
+    assert math.isfinite(result.best_rsum)
+    assert result.steps == trainer(concepts, tmp_path / "plain", config(epochs=2)).run().steps
+    again = trainer(concepts, tmp_path, config(epochs=2, compile=True))
+    assert again.run(resume=True).steps == result.steps
 
 
 def test_resuming_where_there_is_nothing_is_a_clear_error(concepts, tmp_path) -> None:

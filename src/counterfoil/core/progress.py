@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Protocol, TypeVar
 
+from counterfoil.core.errors import ArgumentError
 from counterfoil.core.printable import printable
 
 T = TypeVar("T")
@@ -150,4 +151,8 @@ def as_progress(given: Progress | bool | None) -> Progress:
     """The given progress; True: the default bars; False or None: no output."""
     if given is True:
         return default_progress()
+    if given is not None and given is not False and not hasattr(given, "track"):
+        raise ArgumentError(
+            f"progress: expected True, False or an object with track, note and say, got {given!r}"
+        )
     return given or Silent()

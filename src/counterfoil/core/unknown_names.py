@@ -8,13 +8,7 @@ from typing import Any
 from counterfoil.core.config import RunConfig
 from counterfoil.core.errors import ConfigError, nearest
 from counterfoil.core.registry import declared, own_advice
-
-PARTS = {
-    "image": ("encoders", "image_encoders"),
-    "text": ("encoders", "text_encoders"),
-    "matcher": ("matchers", "matchers"),
-}
-"""Sections of ``model``, with the package and the registry of their parts."""
+from counterfoil.core.unread_options import PARTS
 
 
 def check_names(config: RunConfig) -> None:

@@ -1,4 +1,4 @@
-"""Settings of a config that have no effect beside another setting, such as momentum with adamw."""
+"""Settings of a config that another setting leaves without effect, such as momentum with adamw."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from pydantic import BaseModel
 
 from counterfoil.core.errors import ConfigError
 from counterfoil.core.recipes import parse_yaml
+from counterfoil.core.registry import declared
 
 
 class Reader(NamedTuple):
@@ -41,6 +42,14 @@ READERS = (
 )
 
 
+PARTS = {
+    "image": ("encoders", "image_encoders"),
+    "text": ("encoders", "text_encoders"),
+    "matcher": ("matchers", "matchers"),
+}
+"""Sections of ``model``, with the package and the registry of their parts."""
+
+
 def refuse_unread(config: BaseModel) -> None:
     """Raise if an option differs from its default, but the config has no use for it."""
     defaults, problems = type(config)(), dict[str, str]()
@@ -60,7 +69,8 @@ def refuse_unread(config: BaseModel) -> None:
 def without_replaced(tree: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
     """A recipe without the options that no longer have a use after the overrides.
 
-    ``train.schedule.name=cosine`` also removes the ``decay_epochs`` of the recipe.
+    ``train.schedule.name=cosine`` also removes the ``decay_epochs`` of the recipe, and
+    ``model.matcher.name=chan`` the options of the recipe's matcher that CHAN does not have.
     """
     given = {}
     for one in overrides:
@@ -73,13 +83,17 @@ def without_replaced(tree: Mapping[str, Any], overrides: Sequence[str]) -> dict[
 def without_extended(tree: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
     """The same of a recipe that is extended by another one, ``change``."""
     given = {}
-    for reader in READERS:
+    for decisive in (*(reader.decided_by for reader in READERS), *map(_name_key, PARTS)):
         value: Any = change
-        for key in reader.decided_by.split("."):
+        for key in decisive.split("."):
             value = value.get(key, _NOT_GIVEN) if isinstance(value, Mapping) else _NOT_GIVEN
         if value is not _NOT_GIVEN:
-            given[reader.decided_by] = value
+            given[decisive] = value
     return _without_unread(tree, given)
+
+
+def _name_key(part: str) -> str:
+    return f"model.{part}.name"
 
 
 def _without_unread(tree: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
@@ -87,6 +101,15 @@ def _without_unread(tree: Mapping[str, Any], given: Mapping[str, Any]) -> dict[s
     for reader in READERS:
         if reader.decided_by in given and not reader.reads(given[reader.decided_by]):
             result = _without(result, reader.option.split("."))
+    for part, place in PARTS.items():
+        name, model = given.get(_name_key(part)), result.get("model")
+        options = model.get(part) if isinstance(model, Mapping) else None
+        if not isinstance(name, str) or not isinstance(options, Mapping):
+            continue
+        if name == options.get("name") or (known := declared(*place).get(name)) is None:
+            continue
+        for option in options.keys() - {"name", *known}:
+            result = _without(result, ["model", part, option])
     return result
 
 

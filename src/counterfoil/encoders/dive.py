@@ -156,6 +156,11 @@ def sine_code(lengths: Tensor, width: int, dim: int) -> Tensor:
     return torch.stack([angle.sin(), angle.cos()], dim=-1).flatten(-2)[..., :dim]
 
 
+def makes_sets(encoder: nn.Module) -> bool:
+    """Whether an encoder's fragments are vectors of a set, not the tokens or regions of an item."""
+    return any(isinstance(part, SetPrediction) for part in encoder.modules())
+
+
 @image_encoders.register("dive")
 class SetImageEncoder(MLPEncoder):
     """A set per image: slots over fc(x) + MLP(fc(x)), around its maximum over regions (DivE).

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from counterfoil.core.errors import ArgumentError, ConfigError, DataError
-from counterfoil.core.progress import Progress
+from counterfoil.core.progress import Progress, as_progress
 from counterfoil.core.registry import short_repr
 from counterfoil.data.pairs import Pairs, Split
 from counterfoil.evaluation.extended import ExtendedPositives
@@ -49,7 +49,7 @@ def evaluate(
     positives: ExtendedPositives | None = None,
     standardize: bool = False,
     identical_captions: Identical = "both",
-    progress: Progress | None = None,
+    progress: Progress | bool | None = None,
 ) -> RetrievalReport:
     """Retrieval metrics in both directions; several models are an ensemble with averaged scores.
 
@@ -68,7 +68,8 @@ def evaluate(
         raise ArgumentError(
             f"evaluate: expected a model or several, as load returns them, got {short_repr(model)}"
         )
-    results = [score_split(one, split, batch_size, progress) for one in models]
+    bars = as_progress(progress)
+    results = [score_split(one, split, batch_size, bars) for one in models]
     return report_scores(
         results,
         split.name,

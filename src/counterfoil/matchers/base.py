@@ -241,8 +241,9 @@ def pooled(encoded: Encoded, side: str) -> Tensor:
     """The pooled vectors [n, D] of one side; an error if its encoder does not pool."""
     if encoded.pooled is None:
         raise ConfigError(
-            f"this matcher compares whole vectors, but the {side} encoder does not pool: "
-            f"set model.{side}.pooling (mean, max, kmax, attention, gpo)"
+            f"this matcher compares whole vectors, but the {side} encoder does not pool: set "
+            f"model.{side}.pooling (mean, max, kmax, attention, gpo) or, if it has no such option, "
+            "choose another encoder"
         )
     return encoded.pooled
 

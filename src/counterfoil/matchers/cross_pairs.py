@@ -24,8 +24,8 @@ class PairTokens:
     """Tokens of all texts, then of all images, stored once; a pair's sequence is gathered by index.
 
     ``tokens`` is [ΣW + ΣR, D]; ``starts`` and ``lengths`` locate each text and image in it.
-    ``present`` [T, W] marks the words. The first token is always present, as zeros if it is
-    padding, so that every sequence has a token to read the score from.
+    ``present`` [T, W] marks the words. Of a text without any, the first token is present, as zeros,
+    so that every sequence has a token to read the score from.
     """
 
     tokens: Tensor
@@ -39,7 +39,7 @@ class PairTokens:
     def of(cls, images: Encoded, texts: Encoded, dtype: torch.dtype | None = None) -> PairTokens:
         """Tokens of two sides, in ``dtype`` (default: that of the texts)."""
         present = texts.mask.clone()
-        present[:, :1] = True
+        present[:, :1] |= ~texts.mask.any(1, keepdim=True)
         words = _pack(fragments(texts).masked_fill(~texts.mask[..., None], 0.0), present)
         regions = _pack(fragments(images), images.mask)
         dtype = dtype or words.dtype

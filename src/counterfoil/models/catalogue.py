@@ -59,7 +59,13 @@ def _merge_part(
     # A replaced part inherits the options that both parts have, such as the pooling.
     inherited = {key: value for key, value in base.items() if key in known}
     options = inherited | {key: value for key, value in change.items() if key != "name"}
-    registry.check(name, options, where=f"model.{part}")
+    try:
+        registry.check(name, options, where=f"model.{part}")
+    except ConfigError as error:
+        if "name" in change or not change:
+            raise
+        hint = f"if a recipe sets it for another model, model.{part}={{}} removes its options"
+        raise ConfigError(f"{error}; {hint}") from None
     return {"name": name, **options}
 
 

@@ -17,6 +17,7 @@ from counterfoil.data.fragments import Fragments
 from counterfoil.data.text.tokenizers import require_known, words_of_tokens
 from counterfoil.data.text.words import CaptionWord, caption_words
 from counterfoil.encoders import Encoded
+from counterfoil.encoders.dive import makes_sets
 from counterfoil.matchers.chamfer import SmoothChamfer
 from counterfoil.matchers.cross_encoder import CrossEncoder
 from counterfoil.matchers.ensemble import EnsembleMatcher
@@ -106,7 +107,8 @@ def word_map(model: Explainable, image: Fragments, caption: str) -> tuple[list[s
     with eval_mode(model):
         images = model.encode_images(pad_fragments([image]).to(model.device))
         texts = encode_captions(model, [caption])
-        if isinstance(model.matcher, NAAF):
+        sets = makes_sets(model.text_encoder) or makes_sets(model.image_encoder)
+        if isinstance(model.matcher, NAAF) and not sets:
             values: Tensor | None = model.matcher.beyond_boundary(images, texts)
         else:
             parts = word_parts(model, images, texts)
@@ -177,7 +179,8 @@ def _attention(model: Explainable, image: Encoded, text: Encoded) -> Tensor | No
     matcher = model.matcher
     first = matcher.members[0] if isinstance(matcher, EnsembleMatcher) else matcher
     # set embeddings are neither tokens nor regions; a cross-encoder's inputs are not comparable yet
-    if isinstance(first, (SmoothChamfer, CrossEncoder)):
+    sets = makes_sets(model.text_encoder) or makes_sets(model.image_encoder)
+    if sets or isinstance(first, (SmoothChamfer, CrossEncoder)):
         return None
     regions = F.normalize(image.fragments[0].float(), dim=-1)
     cosines = F.normalize(text.fragments[0].float(), dim=-1) @ regions.T

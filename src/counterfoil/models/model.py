@@ -231,8 +231,7 @@ class Model(nn.Module):
         progress: Progress | bool | None,
     ) -> Encoded:
         """Encoded items on the CPU, in order; ``encode`` gets the start of each batch."""
-        if not isinstance(batch_size, (int, np.integer)) or batch_size < 1:
-            raise ArgumentError(f"batch_size: expected at least 1, got {short_repr(batch_size)}")
+        require_batch_size(batch_size)
         starts = range(0, count, batch_size)
         steps = as_progress(progress).track(starts, title, len(starts))
         with eval_mode(self):
@@ -444,3 +443,10 @@ def _unrecorded(wanted: str, given: str) -> str:
         "; a model made in Python by an older version does not have these options: set "
         f"model.fragments_options = {given_options} and save it again"
     )
+
+
+def require_batch_size(given: object) -> None:
+    """Refuse what is no number of items."""
+    is_number = isinstance(given, int | np.integer) and not isinstance(given, bool)
+    if not is_number or given < 1:  # type: ignore[operator]
+        raise ArgumentError(f"batch_size: expected at least 1, got {short_repr(given)}")

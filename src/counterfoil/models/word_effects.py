@@ -37,6 +37,7 @@ from counterfoil.data.text.tokenizers import (
 from counterfoil.data.text.vocabulary import MASK
 from counterfoil.data.text.words import caption_words
 from counterfoil.encoders import Encoded
+from counterfoil.encoders.dive import makes_sets
 from counterfoil.matchers.base import Matcher, paired_scores
 from counterfoil.matchers.cross_encoder import CrossEncoder
 from counterfoil.matchers.ensemble import EnsembleMatcher, split_members
@@ -55,6 +56,7 @@ class Explainable(Trained, Protocol):
     """The parts of a `Model` that explanations use."""
 
     text: TextProcessor
+    image_encoder: nn.Module
     text_encoder: nn.Module
     matcher: Matcher
     yardstick: Yardstick | None
@@ -262,7 +264,7 @@ def _of_tokens(model: Explainable, images: Encoded, texts: Encoded, method: Meth
         parts = [part for part in measured if part is not None]
         if len(parts) < len(measured):
             raise ConfigError(
-                "this matcher has no parts per word; use method 'leave-one-out' or leave it out"
+                "this model has no parts per word; use method 'leave-one-out' or leave it out"
             )
         return [part.positive.double() + part.negative.double() for part in parts]
     matcher = model.matcher
@@ -280,7 +282,12 @@ def _of_tokens(model: Explainable, images: Encoded, texts: Encoded, method: Meth
 
 
 def word_parts(model: Explainable, image: Encoded, text: Encoded) -> WordParts | None:
-    """Parts of the score of one pair, per token; None if the matcher has no such parts."""
+    """Parts of the score of one pair, per token; None if the matcher has no such parts.
+
+    A matcher of words with regions has none either if it is given sets, as DivE's encoders make.
+    """
+    if makes_sets(model.text_encoder) or makes_sets(model.image_encoder):
+        return None
     if not isinstance(model.matcher, EnsembleMatcher):
         return _word_parts(model.matcher, image, text)
     count = len(model.matcher.members)

@@ -181,12 +181,19 @@ class Objective(nn.Module):
         return report
 
     def checked_report(self, scores: Tensor, positives: Tensor, context: Context) -> LossReport:
-        """What `compute` returns, which in an objective of one's own may be no `LossReport`."""
+        """What `compute` returns, checked: it may be an objective of one's own."""
         report = self.compute(scores, positives, context)
         if not isinstance(report, LossReport):
             raise ArgumentError(
                 f"{type(self).__name__}.compute: expected a LossReport, got "
                 f"{type(report).__name__}; end it with: return LossReport(loss)"
+            )
+        loss: object = report.loss
+        if not isinstance(loss, Tensor) or loss.ndim or not loss.is_floating_point():
+            got = f"one of shape {list(loss.shape)}" if isinstance(loss, Tensor) else repr(loss)
+            raise ArgumentError(
+                f"{type(self).__name__}.compute: expected the loss to be a tensor with one number "
+                f"and no dimension, such as losses.mean(), got {got}"
             )
         return report
 

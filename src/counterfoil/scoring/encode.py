@@ -12,11 +12,11 @@ from torch import Tensor
 
 from counterfoil.core.errors import DataError
 from counterfoil.core.progress import Progress, Silent
-from counterfoil.core.tensors.modes import eval_mode
+from counterfoil.core.tensors.modes import eval_mode, uncompiled
 from counterfoil.data.batches.collate import pad_fragments, pad_texts
 from counterfoil.data.pairs import Split
 from counterfoil.encoders import Encoded
-from counterfoil.models.model import Model
+from counterfoil.models.model import Model, require_batch_size
 from counterfoil.scoring.engine import score_matrix
 
 
@@ -59,7 +59,8 @@ def encode_images(
             except DataError as error:
                 skipped.append(f"image {split.ids[image]}: {error}")
         if items:
-            parts.append(model.encode_images(pad_fragments(items).to(model.device)))
+            with uncompiled(model.image_encoder):
+                parts.append(model.encode_images(pad_fragments(items).to(model.device)))
     if not parts:
         raise DataError(f"split '{split.name}' has no readable image")
     return Encoded.cat(parts), readable, skipped
@@ -77,7 +78,8 @@ def encode_texts(
     starts = range(0, len(ids), batch_size)
     for start in progress.track(starts, "encoding captions", len(starts)):
         batch = [ids[i] for i in order[start : start + batch_size]]
-        parts.append(model.encode_texts(pad_texts(batch, model.text.pad).to(model.device)))
+        with uncompiled(model.text_encoder):
+            parts.append(model.encode_texts(pad_texts(batch, model.text.pad).to(model.device)))
     back = torch.from_numpy(np.argsort(order, kind="stable")).to(model.device)
     return Encoded.cat(parts)[back]
 
@@ -93,6 +95,7 @@ def score_split(
     model: Model, split: Split, batch_size: int = 256, progress: Progress | None = None
 ) -> SplitScores:
     """Scores of every readable image of a split with every caption of these images."""
+    require_batch_size(batch_size)
     with eval_mode(model):
         images, readable, skipped = encode_images(model, split, batch_size, progress)
         row_of = {image: row for row, image in enumerate(readable)}

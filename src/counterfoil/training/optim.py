@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from counterfoil.core.config import OptimizerConfig, ScheduleConfig, TrainConfig
-from counterfoil.core.errors import ConfigError, DivergedError
+from counterfoil.core.errors import ConfigError, DivergedError, TrainingError
 from counterfoil.encoders.bert import pretrained_ids
 from counterfoil.encoders.dual import Tower
 from counterfoil.objectives import Objective
@@ -171,6 +171,11 @@ class OptimizerStep:
         return float(self.optimizer.param_groups[0]["lr"])
 
     def backward(self, loss: Tensor) -> None:
+        if not loss.requires_grad:
+            raise TrainingError(
+                "the loss does not depend on the model, so there is nothing to learn: is an "
+                "objective of your own detached from the scores?"
+            )
         self.scaler.scale(loss).backward()
 
     def unscale(self) -> None:

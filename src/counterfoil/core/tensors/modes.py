@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from typing import Any, Protocol
 
@@ -41,6 +41,21 @@ def exporting() -> Iterator[None]:
 
 def is_exporting() -> bool:
     return _exporting.get()
+
+
+def uncompiled(*modules: Any) -> AbstractContextManager[None]:
+    """Inside, modules that `nn.Module.compile` compiled run as they are written.
+
+    What is compiled for a training step does not fit tensors of inference mode, and to compile it
+    again for them takes longer than it saves. If nothing is compiled, nothing is changed: PyTorch's
+    stance is one for all threads.
+    """
+    if all(getattr(module, "_compiled_call_impl", None) is None for module in modules):
+        return nullcontext()
+    import torch
+
+    stance: AbstractContextManager[None] = torch.compiler.set_stance("force_eager")
+    return stance
 
 
 def attention_without_cudnn() -> AbstractContextManager[None]:
