@@ -68,8 +68,11 @@ def test_an_objective_that_reads_more_than_scores_is_refused() -> None:
     needy = next(name for name in objectives if objectives[name].requires)
     with pytest.raises(ConfigError, match=f"objective '{needy}' reads more than the scores"):
         InBatchLoss(needy)
-    with pytest.raises(ConfigError, match="steps_per_epoch: expected at least 0, got -1"):
-        InBatchLoss("hardest", steps_per_epoch=-1)
+    with pytest.raises(ConfigError, match="'protect' with captions or images reads a whole"):
+        InBatchLoss({"selhn": {}, "protect": {"captions": 0.8}})
+    for steps in (-1, "5", 1.5):
+        with pytest.raises(ArgumentError, match="steps_per_epoch: expected a whole number of at"):
+            InBatchLoss("hardest", steps_per_epoch=steps)
 
 
 def test_epochs_are_counted_in_training_steps() -> None:

@@ -182,3 +182,21 @@ def test_a_loop_like_theirs_learns_with_our_objective() -> None:
     with torch.no_grad():
         out = model(images, texts)
         assert counted(**out) > loss(**out) + 0.2  # an equal caption would cost a whole margin
+
+
+def test_wrong_features_and_a_missing_scale_are_named() -> None:
+    images, texts, scale = features()
+    loss = ObjectiveLoss("selhn")
+    assert torch.equal(loss(images, texts, None), loss(images, texts, scale))
+    half = loss(images.half(), texts.float(), scale)  # as under autocast
+    assert half.dtype == torch.float32
+    for wrong, message in (
+        ((images[0], texts), "features of images: expected vectors"),
+        ((images.numpy(), texts), "features of images: expected a tensor, got ndarray"),
+        ((images, texts.float()), "expected vectors of one width and precision"),
+        ((images, texts[:, :3]), "expected vectors of one width and precision"),
+    ):
+        with pytest.raises(ArgumentError, match=message):
+            loss(*wrong, scale)
+    with pytest.raises(ArgumentError, match="logit_scale: expected a number"):
+        ObjectiveLoss(CLIP, scaled=True)(images, texts, None)

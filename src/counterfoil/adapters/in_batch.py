@@ -33,8 +33,10 @@ class InBatchLoss(nn.Module):
         super().__init__()
         self.objective = _create_scores_only(objective)
         self.spec: Spec = objective if isinstance(objective, str) else dict(objective)
-        if steps_per_epoch < 0:
-            raise ConfigError(f"steps_per_epoch: expected at least 0, got {steps_per_epoch}")
+        if not isinstance(steps_per_epoch, int | np.integer) or steps_per_epoch < 0:
+            raise ArgumentError(
+                f"steps_per_epoch: expected a whole number of at least 0, got {steps_per_epoch!r}"
+            )
         self.steps_per_epoch, self.step = steps_per_epoch, 0
         self.register_load_state_dict_pre_hook(_add_missing_step)
 
@@ -70,6 +72,21 @@ class InBatchLoss(nn.Module):
         return self.objective.compute(at_least_float32(scores), positives, context).loss
 
 
+def check_features(images: object, texts: object) -> None:
+    """Refuse what are no vectors of pairs [B, D]; half and single precision may be mixed."""
+    for name, rows in (("images", images), ("texts", texts)):
+        if not isinstance(rows, Tensor):
+            raise ArgumentError(f"features of {name}: expected a tensor, got {type(rows).__name__}")
+        if rows.ndim != 2 or not rows.is_floating_point():
+            got = f"{rows.dtype} {list(rows.shape)}"
+            raise ArgumentError(f"features of {name}: expected vectors [B, D], got {got}")
+    assert isinstance(images, Tensor) and isinstance(texts, Tensor)  # noqa: S101, PT018
+    mixed = single(images).dtype != single(texts).dtype
+    if mixed or images.shape[1] != texts.shape[1]:
+        both = " and ".join(f"{one.dtype} {list(one.shape)}" for one in (images, texts))
+        raise ArgumentError(f"features: expected vectors of one width and precision, got {both}")
+
+
 def cosines(images: Tensor, texts: Tensor) -> Tensor:
     """Inner products [n_images, n_texts] of unit vectors, in float32 under autocast, too.
 
@@ -92,6 +109,11 @@ def _create_scores_only(spec: Spec) -> Composite:
                 f"objective '{name}' reads more than the scores of a batch, so it trains with "
                 "`counterfoil train` only; objectives of scores: triplet, hardest, selhn …"
             )
+    if objective.protection is not None and objective.protection.is_heuristic:
+        raise ConfigError(
+            "objective 'protect' with captions or images reads a whole training split, so it works "
+            "with `counterfoil train` only; here, pairs with equal image_ids are protected"
+        )
     return objective
 
 

@@ -6,9 +6,16 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from counterfoil.adapters.in_batch import InBatchLoss, Spec, cosines, read_ids, row_ids
+from counterfoil.adapters.in_batch import (
+    InBatchLoss,
+    Spec,
+    check_features,
+    cosines,
+    read_ids,
+    row_ids,
+)
 from counterfoil.core.distributed import gather_rows
-from counterfoil.core.errors import ConfigError
+from counterfoil.core.errors import ArgumentError, ConfigError
 from counterfoil.objectives.positives import Ids
 
 
@@ -50,24 +57,29 @@ class ObjectiveLoss(InBatchLoss):
         self,
         image_features: Tensor,
         text_features: Tensor,
-        logit_scale: Tensor,
+        logit_scale: Tensor | None,
         logit_bias: Tensor | None = None,
         output_dict: bool = False,
         *,
         image_ids: Ids | None = None,
         text_ids: Ids | None = None,
     ) -> Tensor | dict[str, Tensor]:
+        check_features(image_features, text_features)
+        if self.scaled and logit_scale is None:
+            raise ArgumentError("logit_scale: expected a number, as scaled=True multiplies by it")
         ids = (
             _ids(image_ids, image_features, "image_ids"),
             _ids(text_ids, text_features, "text_ids"),
         )
         scores = self._scores(image_features, text_features)
         if self.scaled:
+            assert logit_scale is not None  # noqa: S101 - refused above
             scores = logit_scale * scores + (0.0 if logit_bias is None else logit_bias)
         if self.world_size > 1:
             ids = gather_rows(ids[0]), gather_rows(ids[1])
         loss = self.of_scores(scores, *ids)
-        if not self.scaled:  # DistributedDataParallel needs a gradient of every parameter
+        # DistributedDataParallel needs a gradient of every parameter
+        if not self.scaled and logit_scale is not None:
             unused = logit_scale if logit_bias is None else logit_scale + logit_bias
             loss = loss + 0.0 * torch.as_tensor(unused).sum().to(loss)
         return {"contrastive_loss": loss} if output_dict else loss

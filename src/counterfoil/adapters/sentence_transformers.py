@@ -17,6 +17,7 @@ from counterfoil.core.distributed import gather_rows
 from counterfoil.core.errors import DataError
 from counterfoil.encoders.encoded import l2_normalize
 from counterfoil.matchers.fragment_matcher import single
+from counterfoil.objectives.positives import Ids
 
 PIXELS, TOKENS = "pixel_values", "input_ids"
 
@@ -41,12 +42,14 @@ class ImageTextLoss(InBatchLoss):
         self.model, self.gather_across_devices = model, gather_across_devices
 
     def forward(
-        self, sentence_features: Iterable[dict[str, Any]], labels: Tensor | None = None
+        self, sentence_features: Iterable[dict[str, Any]], labels: Ids | None = None
     ) -> Tensor:
         images, texts = _columns(sentence_features)
         ids = [_ids_of(images), _ids_of(texts)]
-        if labels is not None and labels.numel():
-            ids[0] = read_ids(_whole(labels.flatten()), ids[0], "labels")
+        if isinstance(labels, Tensor):
+            labels = _whole(labels.flatten())
+        if labels is not None and len(labels):
+            ids[0] = read_ids(labels, ids[0], "labels")
         vectors = [
             l2_normalize(single(self.model(column)["sentence_embedding"]))
             for column in (images, texts)
