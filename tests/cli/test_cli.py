@@ -373,6 +373,8 @@ def test_a_part_of_ones_own_is_imported_by_its_module(tmp_path, monkeypatch) -> 
     for name, message in (
         ("no_parts", "--import no_parts: no such module"),
         ("sub/my_parts.py", "did you mean 'sub.my_parts'"),
+        ("/some/where/my_parts.py", "with PYTHONPATH=/some/where it is --import my_parts"),
+        ("../my_parts.py", "with PYTHONPATH=.. it is --import my_parts"),
         ("", "not the name of a module"),
         (".x", "not the name of a module"),
     ):

@@ -319,3 +319,24 @@ def test_chance_knows_how_many_answers_are_right_with_identical_captions() -> No
     result = report.identical_captions.positives
     assert result.i2t.chance[1] == pytest.approx(50.0)  # two of four captions for each image
     assert result.t2i.chance[1] == pytest.approx(100 * (2 + 2 + 1 + 1) / (4 * 3))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"ks": 5},
+        {"ks": ("1",)},
+        {"ks": (1.5,)},
+        {"ks": "15"},
+        {"ks": (0,)},
+        {"bootstrap": 1.5},
+        {"bootstrap": -1},
+        {"protocol": "folds", "folds": 2.5},
+        {"protocol": "none"},
+    ],
+    ids=str,
+)
+def test_wrong_settings_are_value_errors_that_name_them(wrong) -> None:
+    name = "folds" if "folds" in wrong else next(iter(wrong))
+    with pytest.raises(ValueError, match=f"{name}: expected"):
+        retrieval(np.eye(4), np.arange(4), **wrong)

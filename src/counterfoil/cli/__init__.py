@@ -9,6 +9,7 @@ import re
 import sys
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Annotated, NoReturn
 
 import typer
@@ -111,8 +112,9 @@ def root(
         typer.Option(
             "--import",
             metavar="MODULE",
-            help="Python module to import first: a file of yours that registers a matcher, an "
-            "objective, an encoder or a data format. Repeatable.",
+            help="Python module to import first, by name (my_parts for my_parts.py in this "
+            "folder): a file of yours that registers a matcher, an objective, an encoder or a data "
+            "format. Repeatable.",
         ),
     ] = None,
 ) -> None:
@@ -151,6 +153,12 @@ def main() -> None:
 def _import_own(module: str) -> None:
     """Import a module of the user's, from the current folder or installed."""
     if not all(part.isidentifier() for part in module.split(".")) or module.endswith(".py"):
+        path = Path(module)
+        if path.is_absolute() or ".." in path.parts:
+            raise ConfigError(
+                f"--import {module}: not the name of a module; with PYTHONPATH={path.parent} it is "
+                f"--import {path.stem}"
+            )
         dotted = re.sub(r"[/\\]", ".", module.removesuffix(".py")).strip(".")
         raise ConfigError(f"--import {module}: not the name of a module; did you mean '{dotted}'?")
     if os.getcwd() not in sys.path:

@@ -5,7 +5,7 @@ Each recall comes with that of a random ranking and, on request, a confidence in
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Literal
@@ -13,7 +13,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import ArrayLike
 
-from counterfoil.core.errors import ConfigError, DataError
+from counterfoil.core.errors import ArgumentError, DataError
 from counterfoil.data.duplicates import identical_groups, images_of_groups, with_twin
 from counterfoil.evaluation.extended import ExtendedPositives, extended_metrics
 from counterfoil.evaluation.ranks import (
@@ -85,7 +85,9 @@ def retrieval(
             f"text_scores: shape {tuple(text_scores.shape)}, but scores have shape {shape}"
         )
     if folds is not None and protocol == "full":
-        raise ConfigError(f"folds={folds} has no effect with protocol='full'; use protocol='folds'")
+        raise ArgumentError(
+            f"folds={folds} has no effect with protocol='full'; use protocol='folds'"
+        )
     folds = FOLDS if folds is None else folds
     ks = _check_options(shape, owners, protocol, folds, ks, bootstrap, positives)
     groups, twins = _find_twins(captions, owners, identical_captions)
@@ -115,12 +117,12 @@ def _find_twins(
 ) -> tuple[Indices | None, IdenticalCaptions | None]:
     """Group ids [n_texts] of identical captions, and how many captions another image has, too."""
     if identical not in ("both", "negatives", "positives"):
-        raise ConfigError(
+        raise ArgumentError(
             f"identical_captions: expected 'positives', 'negatives' or 'both', got {identical!r}"
         )
     if captions is None:
         if identical == "positives":
-            raise ConfigError("identical_captions='positives' needs captions, got none")
+            raise ArgumentError("identical_captions='positives' needs captions, got none")
         return None, None
     if len(captions) != len(image_of):
         raise DataError(f"captions: {len(captions)} texts for {len(image_of)} columns of scores")
@@ -306,16 +308,24 @@ def _check_options(
     if not image_of.size:
         raise DataError(f"nothing to evaluate: {shape[0]} images and {shape[1]} captions")
     if protocol not in ("full", "folds"):
-        raise ConfigError(f"protocol: expected 'full' or 'folds', got {protocol!r}")
+        raise ArgumentError(f"protocol: expected 'full' or 'folds', got {protocol!r}")
+    for name, number in (("folds", folds), ("bootstrap", bootstrap)):
+        if not _is_whole(number):
+            raise ArgumentError(f"{name}: expected a whole number, got {number!r}")
     if protocol == "folds" and not 1 <= folds <= shape[0]:
-        raise ConfigError(f"folds: expected 1 to {shape[0]} (the number of images), got {folds}")
+        raise ArgumentError(f"folds: expected 1 to {shape[0]} (the number of images), got {folds}")
     if protocol == "folds" and positives is not None:
-        raise ConfigError("extended positives cross folds: use protocol='full' with them")
-    if not ks or min(ks) < 1:
-        raise ConfigError(f"ks: expected at least one K, each at least 1, got {tuple(ks)}")
+        raise ArgumentError("extended positives cross folds: use protocol='full' with them")
+    listed = tuple(ks) if isinstance(ks, Iterable) else ()
+    if not listed or not all(_is_whole(k) and k >= 1 for k in listed):
+        raise ArgumentError(f"ks: expected whole numbers of at least 1, such as (1, 5), got {ks!r}")
     if bootstrap < 0:
-        raise ConfigError(f"bootstrap: expected 0 or more resamples, got {bootstrap}")
-    return tuple(sorted({int(k) for k in ks}))
+        raise ArgumentError(f"bootstrap: expected 0 or more resamples, got {bootstrap}")
+    return tuple(sorted({int(k) for k in listed}))
+
+
+def _is_whole(number: object) -> bool:
+    return isinstance(number, int | np.integer) and not isinstance(number, bool)
 
 
 def chance_recall(counts: ArrayLike, n_targets: int, k: int) -> float:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from counterfoil.core.errors import ArgumentError, ConfigError
+from counterfoil.core.errors import ArgumentError
 from counterfoil.core.registry import Registry, options_repr, short_repr
 from counterfoil.data.batches.collate import BatchExtras
 from counterfoil.data.batches.dataset import ExtraNegativeSource
@@ -94,13 +94,13 @@ class Objective(nn.Module):
         """Refuse options below 0."""
         for name, value in options.items():
             if not value >= 0:
-                raise ConfigError(f"{self._key()}.{name}: at least 0, got {value:g}")
+                raise ArgumentError(f"{self._key()}.{name}: at least 0, got {value:g}")
 
     def _require_positive(self, **options: float) -> None:
         """Refuse options that are not above 0."""
         for name, value in options.items():
             if not value > 0:
-                raise ConfigError(f"{self._key()}.{name}: more than 0, got {value:g}")
+                raise ArgumentError(f"{self._key()}.{name}: more than 0, got {value:g}")
 
     def _key(self) -> str:
         """The key of its options in a config; of a class without a name there, its own name."""
