@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from counterfoil.reproduce.plots import charts_of, write_charts
 from counterfoil.reproduce.present import to_markdown
-from counterfoil.reproduce.results import Measure, Reproduction, RowResult, SeedResult, ShownMeasure
+from counterfoil.reproduce.results import Reproduction, RowResult, SeedResult, ShownMeasure
+from counterfoil.reproduce.spread import Measure
 
 
 def titles_of(chart) -> list[str]:

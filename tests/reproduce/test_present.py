@@ -53,7 +53,7 @@ def test_claims_stand_beside_the_papers_difference() -> None:
     )
     claim = Claim(text="a > b", better="a", worse="b")
     results = table(*rows, claims=[claim], published_on="f30k")
-    assert claim_rows(results)[1] == ("a > b", "+2.0", "+19.5", "not tested: 1 seed")
+    assert claim_rows(results)[1] == ("a > b", "+2.0", "", "+19.5", "not tested: 1 seed")
     alone = table(rows[0], claims=[claim], published_on="f30k")
     assert claim_rows(alone) == []  # made of some rows, and kept for when the others are there
     assert "Claim" not in to_markdown(alone)
@@ -90,8 +90,8 @@ def test_the_claims_of_several_tables_stand_together(tmp_path) -> None:
     assert fill_page(page, tmp_path) == ["mine.*@here"]
     lines = page.read_text().splitlines()
     assert lines[3:5] == [
-        "| mine.one | a > b | -2.5 |  | not tested: 1 seed |",
-        "| mine.three | a > b | -2.5 |  | not tested: 1 seed |",
+        "| mine.one | a > b | -2.5 |  |  | not tested: 1 seed |",
+        "| mine.three | a > b | -2.5 |  |  | not tested: 1 seed |",
     ]
     assert lines[5:] == ["<!-- /claims -->", "What it means."]
     page.write_text("<!-- claims: other.* -->\n<!-- /claims -->\n")

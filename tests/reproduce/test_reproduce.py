@@ -25,8 +25,9 @@ from counterfoil.reproduce.collect import collect, curve
 from counterfoil.reproduce.measure import RunEvaluator
 from counterfoil.reproduce.plots import charts_of
 from counterfoil.reproduce.present import to_markdown, write_reproduction
-from counterfoil.reproduce.results import Measure, Reproduction
+from counterfoil.reproduce.results import Reproduction
 from counterfoil.reproduce.runner import Outcome, carry_out, describe
+from counterfoil.reproduce.spread import Measure
 from counterfoil.reproduce.workers import Workers
 from counterfoil.training.run_data import read_data
 from counterfoil.training.run_folder import is_finished, load_model

@@ -16,8 +16,9 @@ from counterfoil.reproduce.collect import per_pair
 from counterfoil.reproduce.plan import Settings, make_plan
 from counterfoil.reproduce.plots import charts_of
 from counterfoil.reproduce.present import to_markdown, write_reproduction
-from counterfoil.reproduce.results import Measure, Reproduction, SeedResult
+from counterfoil.reproduce.results import Reproduction, SeedResult
 from counterfoil.reproduce.spec import Curves, build_artifact
+from counterfoil.reproduce.spread import Measure
 from tests.reproduce.conftest import TINY, planned, tiny
 from tests.reproduce.test_reproduce import finish
 

@@ -116,13 +116,18 @@ def test_a_table_with_claims_names_the_rows_that_are_not_tuned() -> None:
 
 
 def test_a_tuned_row_is_not_compared_with_one_that_has_no_value_of_a_sweep() -> None:
-    def strength(seeds: int = 3, **worse: bool) -> tuple[str, ...]:
-        first = row("a", result(0, 5.0), result(1, 5.0), result(2, 6.0), swept=True, tuned=True)
+    def strength(seeds: int = 3, last: float = 6.0, **worse: bool) -> tuple[str, ...]:
+        first = row("a", result(0, 5.0), result(1, 5.0), result(2, last), swept=True, tuned=True)
         second = row("b", *(result(seed, 1.0) for seed in range(seeds)), **worse)
         claims = [Claim(text="a > b", better="a", worse="b")]
         return claim_rows(table(first, second, claims=claims))[1]
 
-    assert strength(swept=True, tuned=True) == ("a > b", "+4.3 ± 0.6", "", "held")
-    assert strength(swept=True)[1:] == ("+4.3 ± 0.6", "", "higher, but not tuned")
-    assert strength()[1:] == ("", "", "not tested: only one row is tuned")
-    assert strength(seeds=0)[1:] == ("", "", "not tested")
+    both = {"swept": True, "tuned": True}
+    assert strength(**both) == ("a > b", "+4.3 ± 0.6", "+2.9 to +5.8", "", "held")
+    # beyond the deviation, but with three seeds that may be chance
+    assert strength(last=11.0, **both)[1:] == ("+6.0 ± 3.5", "-2.6 to +14.6", "", "held, weakly")
+    assert strength(last=-1.0, **both)[4] == "within the spread"
+    assert strength(swept=True)[1:] == ("+4.3 ± 0.6", "+2.9 to +5.8", "", "higher, but not tuned")
+    assert strength()[1:] == ("", "", "", "not tested: only one row is tuned")
+    assert strength(seeds=0)[1:] == ("", "", "", "not tested")
+    assert strength(seeds=2, **both)[1:] == ("+4.0 ± 0.0", "", "", "not tested: 2 seeds")

@@ -35,6 +35,12 @@ def require_path(call: str, given: object) -> None:
         raise ArgumentError(f"{call}: expected a path or a name, got {type(given).__name__}")
 
 
+def require_batch_size(given: object) -> None:
+    """Refuse what is no number of items."""
+    if not hasattr(given, "__index__") or isinstance(given, bool) or int(given) < 1:
+        raise ArgumentError(f"batch_size: expected at least 1, got {given!r:.40}")
+
+
 class DataError(CounterfoilError):
     """Images, captions or features that cannot be used."""
 

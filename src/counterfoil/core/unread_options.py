@@ -101,12 +101,12 @@ def _without_unread(tree: Mapping[str, Any], given: Mapping[str, Any]) -> dict[s
     for reader in READERS:
         if reader.decided_by in given and not reader.reads(given[reader.decided_by]):
             result = _without(result, reader.option.split("."))
-    for part, place in PARTS.items():
+    for part, (package, registry) in PARTS.items():
         name, model = given.get(_name_key(part)), result.get("model")
         options = model.get(part) if isinstance(model, Mapping) else None
         if not isinstance(name, str) or not isinstance(options, Mapping):
             continue
-        if name == options.get("name") or (known := declared(*place).get(name)) is None:
+        if name == options.get("name") or (known := declared(package, registry).get(name)) is None:
             continue
         for option in options.keys() - {"name", *known}:
             result = _without(result, ["model", part, option])

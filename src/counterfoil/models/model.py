@@ -15,9 +15,9 @@ from PIL import Image
 from torch import Tensor, nn
 
 from counterfoil.core.config import DataConfig, ModelConfig
-from counterfoil.core.errors import ArgumentError, ConfigError, DataError
+from counterfoil.core.errors import ArgumentError, ConfigError, DataError, require_batch_size
 from counterfoil.core.progress import Progress, as_progress
-from counterfoil.core.registry import Registry, short_repr
+from counterfoil.core.registry import Registry
 from counterfoil.core.tensors.device import MemoryGuard
 from counterfoil.core.tensors.modes import eval_mode
 from counterfoil.data.batches.collate import ImageBatch, TextBatch, pad_fragments, pad_texts
@@ -443,10 +443,3 @@ def _unrecorded(wanted: str, given: str) -> str:
         "; a model made in Python by an older version does not have these options: set "
         f"model.fragments_options = {given_options} and save it again"
     )
-
-
-def require_batch_size(given: object) -> None:
-    """Refuse what is no number of items."""
-    is_number = isinstance(given, int | np.integer) and not isinstance(given, bool)
-    if not is_number or given < 1:  # type: ignore[operator]
-        raise ArgumentError(f"batch_size: expected at least 1, got {short_repr(given)}")

@@ -18,7 +18,6 @@ from counterfoil.reproduce.negatives import collect_negatives
 from counterfoil.reproduce.plan import Plan, PlannedRun
 from counterfoil.reproduce.results import (
     Curve,
-    Measure,
     Plot,
     Reproduction,
     RowResult,
@@ -41,6 +40,7 @@ from counterfoil.reproduce.spec import (
     Row,
     Scatter,
 )
+from counterfoil.reproduce.spread import Measure
 from counterfoil.reproduce.word_maps import map_pairs
 from counterfoil.training.logs import read_metrics
 

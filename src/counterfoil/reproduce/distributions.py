@@ -14,8 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from counterfoil.reproduce.plan import Plan
-from counterfoil.reproduce.results import Distribution, Measure, Reproduction
+from counterfoil.reproduce.results import Distribution, Reproduction
 from counterfoil.reproduce.spec import Histograms
+from counterfoil.reproduce.spread import Measure
 from counterfoil.training.logs import read_metrics
 
 Record = dict[str, Any]

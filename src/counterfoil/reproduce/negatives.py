@@ -23,17 +23,10 @@ from counterfoil.models import Model
 from counterfoil.reproduce.distributions import embed
 from counterfoil.reproduce.measure import RunEvaluator
 from counterfoil.reproduce.plan import PlannedRun
-from counterfoil.reproduce.results import (
-    Curve,
-    Measure,
-    Plot,
-    PointMap,
-    RowResult,
-    ShownMeasure,
-    TableRow,
-)
+from counterfoil.reproduce.results import Curve, Plot, PointMap, RowResult, ShownMeasure, TableRow
 from counterfoil.reproduce.runner import describe
 from counterfoil.reproduce.spec import Negatives
+from counterfoil.reproduce.spread import Measure
 from counterfoil.scoring.encode import SplitScores, encode_images, encode_texts, score_split
 from counterfoil.training.run_folder import load_model
 

@@ -39,12 +39,12 @@ from counterfoil.reproduce.results import (
     Distribution,
     Example,
     MappedPair,
-    Measure,
     PointMap,
     Reproduction,
     RowResult,
     ShownPanel,
 )
+from counterfoil.reproduce.spread import Measure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

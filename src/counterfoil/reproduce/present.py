@@ -15,8 +15,9 @@ from counterfoil.reproduce.distributions import distribution_notes, distribution
 from counterfoil.reproduce.examples import sheet_markdown
 from counterfoil.reproduce.grid import at_an_edge
 from counterfoil.reproduce.plots import charts_of, write_charts
-from counterfoil.reproduce.results import Measure, Reproduction, RowResult
+from counterfoil.reproduce.results import Reproduction, RowResult
 from counterfoil.reproduce.spec import Claim
+from counterfoil.reproduce.spread import Measure
 from counterfoil.reproduce.store import read_stored
 from counterfoil.reproduce.word_maps import pair_sections
 

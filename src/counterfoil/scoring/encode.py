@@ -10,13 +10,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from counterfoil.core.errors import DataError
+from counterfoil.core.errors import DataError, require_batch_size
 from counterfoil.core.progress import Progress, Silent
 from counterfoil.core.tensors.modes import eval_mode, uncompiled
 from counterfoil.data.batches.collate import pad_fragments, pad_texts
 from counterfoil.data.pairs import Split
 from counterfoil.encoders import Encoded
-from counterfoil.models.model import Model, require_batch_size
+from counterfoil.models.model import Model
 from counterfoil.scoring.engine import score_matrix
 
 
