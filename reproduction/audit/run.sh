@@ -6,7 +6,8 @@
 #   run.sh train       pretrained models on training captions (they were trained on these, clean)
 #   run.sh all         all of these, the most telling ones first
 #   run.sh lemon       LEMoN's weights for "LEMoN, tuned on dev": prints them, measures nothing
-#   run.sh page        docs/results/flickr8k/audit.md from RESULTS
+#   run.sh donors      the same with wrong captions of dev, which have no copy among those of test
+#   run.sh page        docs/results/flickr8k/audit.md and audit-tables.md from RESULTS
 #
 # Every cell is stored: a stopped run continues when repeated. DATA is the folder of features that
 # reproduction/flickr8k/run.sh makes.
@@ -45,6 +46,12 @@ self() {
     echo "--noise $noise --rate 0.1 --rate 0.05 --seed $seed --split train --recipe flickr8k/gpo --folds 1 $SMALL $MORE"
   done; done
 }
+donors() {
+  local noise rate seed
+  for rate in 0.1 0.4 0.05; do for noise in noun random; do for seed in $SEEDS; do
+    echo "--noise $noise --rate $rate --seed $seed --split test --donors dev --model photos-vse --model photos-naaf"
+  done; done; done
+}
 train() {
   local noise seed
   for noise in random noun word; do for seed in $SEEDS; do
@@ -76,14 +83,16 @@ measure() {
 
 step=${1:?see the head of this file}
 case $step in
-  zoo | self | train) "$step" | measure ;;
-  all) { self | sed -n 1,9p; zoo | sed -n 1,9p; self | tail -n +10; zoo | tail -n +10; train; } | measure ;;
+  zoo | self | donors | train) "$step" | measure ;;
+  all) { self | sed -n 1,9p; zoo | sed -n 1,9p; self | tail -n +10; zoo | tail -n +10; donors; train; } | measure ;;
   lemon)
     counterfoil audit benchmark --data "$DATA" --split dev --model photos-vse --rate 0.4 --rate 0.1 \
       --seed 10 --seed 11 --seed 12 --device "$DEVICE" --tune-lemon
     ;;
   page)
-    counterfoil audit benchmark --render-page "$here/docs/results/flickr8k/audit.md" --out "$RESULTS"
+    for page in audit audit-tables; do
+      counterfoil audit benchmark --render-page "$here/docs/results/flickr8k/$page.md" --out "$RESULTS"
+    done
     rm -rf "$RESULTS/cells" "$RESULTS/results.md"  # results.json has all cells; the site takes each .md for a page
     ;;
   *) echo "unknown step: $step" >&2; exit 2 ;;

@@ -185,14 +185,24 @@ def test_a_page_is_filled_between_its_marks(cells, tmp_path) -> None:
     assert to_markdown(cells) in text
     fill_page(page, cells)
     assert page.read_text() == text
+    # a line per setting and the pictures, on the same page or another one
+    line = "| learned | random, 30 % of test |"
+    assert line not in text
     picture = f"test-random-30-{cells[0].captions}-learned.svg"
     (tmp_path / picture).write_text("<svg/>")
-    fill_page(page, cells, ".")
+    page.write_text(f"{text}<!-- audit-overview --><!-- /audit-overview -->")
+    assert fill_page(page, cells, ".") == 2
+    assert line in page.read_text()
+    page.write_text("<!-- audit-overview --><!-- /audit-overview -->")
+    assert fill_page(page, cells, ".") == 1
+    assert line in page.read_text()
+    assert to_markdown(cells) not in page.read_text()
     assert f"(./{picture})" in page.read_text()
     assert f"{cells[0].captions:,} captions, seed 0](" in page.read_text()
-    page.write_text("no marks")
-    with pytest.raises(DataError, match="marks"):
-        fill_page(page, cells)
+    for text in ("no marks", "<!-- audit-results --> without an end"):
+        page.write_text(text)
+        with pytest.raises(DataError, match="expected the mark"):
+            fill_page(page, cells)
     with pytest.raises(DataError, match="no stored results"):
         fill_page(page, [])
 

@@ -170,11 +170,15 @@ def _marked(mean: float | None, best: bool) -> str:
     return f"**{mean:.1f}**" if best else f"{mean:.1f}"
 
 
-PAGE_START, PAGE_END = "<!-- audit-results -->", "<!-- /audit-results -->"
+OVERVIEW, TABLES = "audit-overview", "audit-results"
+"""Sections of a page: one line per setting and all pictures, and a table per setting.
+
+They stand between ``<!-- audit-overview -->`` and ``<!-- /audit-overview -->``, on two pages or one.
+"""
 
 
 def fill_page(page: Path, cells: Sequence[Cell], folder: str = "") -> int:
-    """Rewrite the tables between two marks of a Markdown page; returns their number.
+    """Rewrite the sections that a Markdown page has; returns the number of tables.
 
     ``folder`` has the pictures, from the page.
     """
@@ -184,20 +188,33 @@ def fill_page(page: Path, cells: Sequence[Cell], folder: str = "") -> int:
         text = read_text(page)
     except OSError as error:
         raise DataError(f"{page}: cannot be read ({error.strerror})") from None
-    before, start, rest = text.partition(PAGE_START)
-    _, end, after = rest.partition(PAGE_END)
-    if not start or not end:
-        raise DataError(f"{page}: expected the marks '{PAGE_START}' and '{PAGE_END}'")
+    found = [name for name in (OVERVIEW, TABLES) if f"<!-- {name} -->" in text]
+    if not found:
+        both = f"'<!-- {OVERVIEW} -->' or '<!-- {TABLES} -->'"
+        raise DataError(f"{page}: expected the marks {both}, each with its end '<!-- /… -->'")
     pictures = [
         f"    ![{title}]({folder}/{name}.svg)\n"
         for name, (title, _) in curves(cells).items()
         if (page.parent / folder / f"{name}.svg").is_file()
     ]
     charts = ['??? note "Precision at each recall"\n', *pictures] if pictures else []
-    first = ["### AUROC, all settings\n", *markdown_table(overview(cells)), ""]
-    body = "\n".join([*first, to_markdown(cells), *charts])
-    write_atomically(page, f"{before}{start}\n\n{body}\n{end}{after}")
-    return len(groups(cells))
+    bodies = {
+        OVERVIEW: "\n".join([*markdown_table(overview(cells)), "", *charts]),
+        TABLES: to_markdown(cells),
+    }
+    for name in found:
+        text = _replaced(text, name, bodies[name], page)
+    write_atomically(page, text)
+    return (OVERVIEW in found) + (len(groups(cells)) if TABLES in found else 0)
+
+
+def _replaced(text: str, name: str, body: str, page: Path) -> str:
+    """The page with another body of one section."""
+    before, start, rest = text.partition(f"<!-- {name} -->")
+    _, end, after = rest.partition(f"<!-- /{name} -->")
+    if not end:
+        raise DataError(f"{page}: expected the mark '<!-- /{name} -->' after '{start}'")
+    return f"{before}{start}\n\n{body}\n{end}{after}"
 
 
 def curves(cells: Sequence[Cell]) -> dict[str, tuple[str, Cell]]:
