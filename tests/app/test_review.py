@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -10,11 +13,15 @@ from urllib.parse import urlencode
 
 import pytest
 
+import counterfoil.app.review
+from counterfoil.app.application import create_app
 from counterfoil.app.content import Audit, ServedModel
-from counterfoil.audit.corrected import DataSource
+from counterfoil.audit.corrected import CORRECTED, DataSource
 from counterfoil.audit.decisions import LOG, Decision, DecisionLog, Review, key_of
 from counterfoil.audit.findings import Corrected, WrongWord, read_findings, to_jsonl
 from counterfoil.audit.merge import merge_log
+from counterfoil.core.storage.atomic import write_atomically
+from counterfoil.core.storage.locks import locked_target
 from counterfoil.data.images import open_image
 from tests.app.conftest import LIMITS, finding, running
 from tests.app.test_application_page import Page
@@ -429,3 +436,81 @@ def test_data_that_are_gone_are_reported_and_other_sites_cannot_decide(service, 
         answer = client.post("/api/audit/export", {})
         assert answer.status == 422
         assert "no such file" in answer.json["detail"]
+
+
+@pytest.mark.parametrize("size", [3, 500_000])
+def test_a_download_is_the_whole_file_that_was_opened_if_an_export_replaces_it(
+    content, report, size
+) -> None:
+    file = report / CORRECTED / "captions.csv"
+    old, new = b"o" * 400_000, b"n" * size
+    write_atomically(file, old)
+    received, sent = [], []
+
+    async def receive():
+        if received:  # the client stays
+            await asyncio.Event().wait()
+        received.append({"type": "http.request", "body": b"", "more_body": False})
+        return received[0]
+
+    async def send(message) -> None:
+        if message["type"] == "http.response.start":
+            write_atomically(file, new)
+        sent.append(message)
+
+    scope = {
+        "type": "http",
+        "method": "GET",
+        "path": "/api/audit/corrected",
+        "query_string": b"file=captions.csv",
+        "headers": [(b"host", b"localhost")],
+        "client": ("127.0.0.1", 1),
+    }
+    served = replace(content, audit=Audit(report), close=lambda: None)
+    asyncio.run(create_app(served)(scope, receive, send))
+    headers = dict(sent[0]["headers"])
+    assert sent[0]["status"] == 200
+    assert headers[b"content-length"] == b"400000"
+    assert headers[b"content-disposition"] == b'attachment; filename="captions.csv"'
+    assert b"".join(message["body"] for message in sent[1:]) == old
+    assert file.read_bytes() == new
+
+
+def test_exports_at_the_same_time_wait_for_each_other(service, report, monkeypatch) -> None:
+    export = counterfoil.app.review.export_corrected
+
+    def slow_export(*arguments, **options):
+        with locked_target(report / CORRECTED, "exporting there"):
+            time.sleep(0.1)
+            return export(*arguments, **options)
+
+    monkeypatch.setattr(counterfoil.app.review, "export_corrected", slow_export)
+    with service() as client, ThreadPoolExecutor(6) as pool:
+        answers = list(pool.map(lambda _: client.post("/api/audit/export", {}), range(6)))
+    assert [answer.status for answer in answers] == [200] * 6
+
+
+def test_an_export_that_waits_too_long_is_to_be_tried_again(content, report, monkeypatch) -> None:
+    export = counterfoil.app.review.export_corrected
+
+    def slow_export(*arguments, **options):
+        time.sleep(1.5)
+        return export(*arguments, **options)
+
+    monkeypatch.setattr(counterfoil.app.review, "export_corrected", slow_export)
+    served, limits = replace(content, audit=Audit(report)), replace(LIMITS, timeout=0.2)
+    with running(served, limits) as client, ThreadPoolExecutor(2) as pool:
+        answers = list(pool.map(lambda _: client.post("/api/audit/export", {}), range(2)))
+    done, refused = sorted(answers, key=lambda answer: answer.status)
+    assert (done.status, refused.status) == (200, 503)
+    assert refused.headers["retry-after"] == "1"
+    assert "another export" in refused.json["detail"]
+
+
+def test_an_export_beside_one_of_another_process_is_to_be_tried_again(service, report) -> None:
+    with service() as client:
+        with locked_target(report / CORRECTED, "exporting there"):
+            answer = client.post("/api/audit/export", {})
+        assert (answer.status, answer.headers["retry-after"]) == (503, "1")
+        assert "exporting there" in answer.json["detail"]
+        assert client.post("/api/audit/export", {}).status == 200

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
 
-from counterfoil.core.errors import CounterfoilError
+from counterfoil.core.errors import BusyError, CounterfoilError
 
 if TYPE_CHECKING:  # `counterfoil serve --help` works without the extra
     from fastapi import FastAPI, Request
@@ -99,6 +99,10 @@ def install(app: FastAPI) -> None:
     @app.exception_handler(HTTPException)
     async def _http(_: Request, error: HTTPException) -> Response:
         return problem_response(error.status_code, str(error.detail), headers=error.headers)
+
+    @app.exception_handler(BusyError)
+    async def _busy(_: Request, error: BusyError) -> Response:
+        return problem_response(503, str(error), headers=RETRY_HEADERS)
 
     @app.exception_handler(CounterfoilError)
     async def _ours(_: Request, error: CounterfoilError) -> Response:

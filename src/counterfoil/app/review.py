@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 from threading import Lock
-from typing import Any, Literal
+from typing import Any, BinaryIO, Literal
 
 from counterfoil.app.problems import Problem
 from counterfoil.audit.corrected import CORRECTED, export_corrected
@@ -19,6 +19,7 @@ from counterfoil.audit.decisions import (
     key_of,
 )
 from counterfoil.audit.findings import Finding
+from counterfoil.core.storage.reading import open_regular
 
 State = Literal["open", "decided", "all"]
 
@@ -81,14 +82,14 @@ class AuditReview:
         names = [Path(file).name for file in (*exported.files, exported.diff)]
         return {**exported.as_dict(), "folder": f"{self.folder.name}/{CORRECTED}", "files": names}
 
-    def corrected_file(self, name: str) -> Path:
+    def open_corrected(self, name: str) -> BinaryIO:
         """A file of the last export; the name is looked up, never used as a path."""
         out = self.folder / CORRECTED
         files = {file.name: file for file in out.iterdir()} if out.is_dir() else {}
         path = files.get(name)
         if path is None or name.startswith(".") or path.is_symlink() or not path.is_file():
             raise Problem(404, "no such file; export first")
-        return path
+        return open_regular(path)
 
 
 def described(standing: Standing) -> dict[str, Any]:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Annotated, Any, TypeVar, cast
+from functools import partial
+from typing import Annotated, Any, BinaryIO, TypeVar, cast
+from urllib.parse import quote
 
 from anyio import CapacityLimiter, to_thread
 from fastapi import APIRouter, Depends, File, Query, Request, UploadFile
-from starlette.responses import FileResponse, PlainTextResponse, Response
+from starlette.responses import PlainTextResponse, Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 from counterfoil.app import schemas as s
 from counterfoil.app.access import Access
@@ -17,7 +22,7 @@ from counterfoil.app.content import Audit, Content, Section, ServedModel
 from counterfoil.app.engine import Correct, Encode, Engine, Explain, Score, Search
 from counterfoil.app.guard import Meters
 from counterfoil.app.images import MEDIA_TYPE, SIDES, Library, PictureCache, decode_upload
-from counterfoil.app.problems import Problem, documented
+from counterfoil.app.problems import RETRY_HEADERS, Problem, documented
 from counterfoil.app.queue import BatchQueue
 from counterfoil.app.review import State
 from counterfoil.app.turns import Turns
@@ -30,6 +35,9 @@ DECODERS = 2
 
 FILE_TYPE = "application/octet-stream"
 """Type of corrected copies: browsers save them and never show them as a page."""
+
+CHUNK_BYTES = 64 * 2**10
+"""Bytes of a download that are read at once."""
 
 READERS = 4
 """Threads that read runs, findings and captions from disk; the page's files have their own."""
@@ -48,6 +56,7 @@ class Service:
         self.pictures = PictureCache()
         self.decoders = CapacityLimiter(DECODERS)
         self.readers = CapacityLimiter(READERS)
+        self.exporting = asyncio.Lock()
         self.meters.gauge("waiting", "Jobs in the queue.", lambda: len(self.queue))
         self.meters.gauge("uploads", "Uploads in memory.", lambda: self.library.uploads)
 
@@ -275,19 +284,49 @@ async def decide(service: TheService, body: s.DecisionRequest) -> s.DecisionResp
 @router.post("/api/audit/export", tags=["audit"], responses=documented(404, 422, 507))
 async def export_audit(service: TheService) -> s.ExportResponse:
     """Write the data with all decisions applied into the report's folder, and a diff beside it."""
-    return s.ExportResponse(**await _read(service, _served_audit(service).review.export))
+    review = _served_audit(service).review
+    try:  # waiting here, not on a thread of `readers`, which others need meanwhile
+        await asyncio.wait_for(service.exporting.acquire(), service.limits.timeout)
+    except asyncio.TimeoutError:
+        raise Problem(503, "another export is still running; try again", RETRY_HEADERS) from None
+    try:
+        return s.ExportResponse(**await _read(service, review.export))
+    finally:
+        service.exporting.release()
+
+
+class Download(StreamingResponse):
+    """An open file as a download.
+
+    Unlike ``FileResponse``, which opens the file by its name after it has measured it, this sends
+    the file that was opened, even if an export replaces it meanwhile. Ranges are not served: two of
+    them could be parts of different exports.
+    """
+
+    def __init__(self, file: BinaryIO, name: str) -> None:
+        quoted = quote(name)
+        named = f'filename="{name}"' if quoted == name else f"filename*=utf-8''{quoted}"
+        headers = {
+            "Content-Length": str(os.fstat(file.fileno()).st_size),
+            "Content-Disposition": f"attachment; {named}",
+        }
+        super().__init__(iter(partial(file.read, CHUNK_BYTES), b""), 200, headers, FILE_TYPE)
+        self._file = file
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with self._file:
+            await super().__call__(scope, receive, send)
 
 
 @router.get(
     "/api/audit/corrected",
     tags=["audit"],
-    response_class=FileResponse,
+    response_class=StreamingResponse,
     responses={**documented(404, 422), 200: {"content": {FILE_TYPE: {}}}},
 )
-async def corrected(service: TheService, file: Name) -> FileResponse:
+async def corrected(service: TheService, file: Name) -> Download:
     """Download a file of the last export."""
-    path = await _read(service, _served_audit(service).review.corrected_file, file)
-    return FileResponse(path, media_type=FILE_TYPE, filename=path.name)
+    return Download(await _read(service, _served_audit(service).review.open_corrected, file), file)
 
 
 def _served_audit(service: Service) -> Audit:
