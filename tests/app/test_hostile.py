@@ -132,10 +132,10 @@ INPUTS: dict[str, tuple[Callable[[Client, str], object], set[int]]] = {
     "a number as text": (explain(7), {422}),
     "a list as text": (explain(["a"]), {422}),
     "not JSON": (raw("/api/search", b"{text: dog"), {422}),
-    "JSON 100,000 deep": (raw("/api/search", b"[" * 100_000), {400, 422}),
-    "a number with 5,000 digits": (raw("/api/search", b'{"k":%s}' % (b"9" * 5000)), {400, 422}),
+    "JSON 100,000 deep": (raw("/api/search", b"[" * 100_000), {422}),
+    "a number with 5,000 digits": (raw("/api/search", b'{"k":%s}' % (b"9" * 5000)), {422}),
     "not a number": (raw("/api/correct", b'{"image":"x","text":"a","threshold":NaN}'), {422}),
-    "no UTF-8": (raw("/api/search", b'{"text":"\xff\xfe"}'), {400, 422}),
+    "no UTF-8": (raw("/api/search", b'{"text":"\xff\xfe"}'), {422}),
     "a body of a megabyte": (raw("/api/search", b'{"text":"' + b"a" * 2**20 + b'"}'), {413}),
     "more results than there may be": (raw("/api/search", b'{"text":"a","k":100000}'), {422}),
     "fewer than none": (get("/api/images?offset=-1"), {422}),
@@ -158,6 +158,30 @@ def test_an_input_has_a_clean_answer(client, pairs, name) -> None:
     assert answer.status in statuses, answer.body
     if answer.status >= 400:
         is_a_problem(answer)
+
+
+@pytest.mark.parametrize(
+    ("body", "what"),
+    [
+        (b"{text: dog", "not JSON (at character 1)"),
+        (b"[" * 100_000, "JSON that is nested too deeply"),
+        (b'{"text":"\xff"}', "not JSON in UTF-8 (at byte 9)"),
+        (b'{"k":%s}' % (b"9" * 5000), "JSON with a number that is too long"),
+    ],
+)
+def test_a_body_that_cannot_be_read_as_json_is_explained(client, body, what) -> None:
+    answer = client.post("/api/search", body)
+    assert (answer.status, answer.json["detail"]) == (422, f"body: {what}")
+    assert answer.json["errors"] == [{"where": "body", "what": what}]
+
+
+def test_a_text_instead_of_an_uploaded_file_is_explained(client) -> None:
+    form = {"Content-Type": "application/x-www-form-urlencoded"}
+    answer = client.ask("POST", "/api/images", b"file=photo.jpg", form)
+    assert answer.status == 422
+    assert answer.json["detail"] == (
+        "body.file: expected a file, got text (with curl: -F file=@photo.jpg)"
+    )
 
 
 def spoken(client: Client, data: bytes) -> bytes:

@@ -77,8 +77,23 @@ def _explain(error: Mapping[str, Any]) -> dict[str, str]:
     if error["type"] == "json_invalid":
         _, position = error["loc"]
         return {"where": "body", "what": f"not JSON (at character {position})"}
+    where = ".".join(map(str, error["loc"]))
     what = str(error["msg"]).removeprefix("Value error, ")
-    return {"where": ".".join(map(str, error["loc"])), "what": what}
+    if what.startswith("Expected UploadFile"):  # as FastAPI says it; the form had a text instead
+        field = error["loc"][-1]
+        what = f"expected a file, got text (with curl: -F {field}=@photo.jpg)"
+    return {"where": where, "what": what}
+
+
+def _explain_unread(error: BaseException | None) -> str | None:
+    """Why a JSON body cannot be read, beyond bad syntax; None if it is not for one of these."""
+    if isinstance(error, RecursionError):
+        return "JSON that is nested too deeply"
+    if isinstance(error, UnicodeDecodeError):
+        return f"not JSON in UTF-8 (at byte {error.start})"
+    if isinstance(error, ValueError):  # Python refuses to convert thousands of digits
+        return "JSON with a number that is too long"
+    return None
 
 
 def install(app: FastAPI) -> None:
@@ -97,7 +112,11 @@ def install(app: FastAPI) -> None:
         return problem_response(422, first, errors)
 
     @app.exception_handler(HTTPException)
-    async def _http(_: Request, error: HTTPException) -> Response:
+    async def _http(request: Request, error: HTTPException) -> Response:
+        if "json" in request.headers.get("content-type", ""):
+            what = _explain_unread(error.__cause__)  # FastAPI names only errors of syntax
+            if what is not None:
+                return problem_response(422, f"body: {what}", [{"where": "body", "what": what}])
         return problem_response(error.status_code, str(error.detail), headers=error.headers)
 
     @app.exception_handler(BusyError)
