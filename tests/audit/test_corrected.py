@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import os
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -183,6 +185,63 @@ def test_a_table_of_a_parquet_file_names_the_image_files(data, tmp_path, suffix)
     assert [image.path for image in train.pixels] == [data / "a.png", data / "more" / "b.png"]
 
 
+def written_parquet(data: Path, columns: dict[str, list[str]]) -> Path:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    pyarrow = pytest.importorskip("pyarrow")
+    (data / "captions.csv").unlink()
+    parquet.write_table(pyarrow.table(columns), data / "photos.parquet")
+    return data / "photos.parquet"
+
+
+@pytest.mark.parametrize(
+    ("splits", "stated"),
+    [
+        (None, [None] * 3),
+        ([""] * 3, [None] * 3),
+        (["train", "test", "other"], ["train", "test", "other"]),
+        (["train", "", ""], ["train", None, None]),
+    ],
+)
+def test_a_table_states_only_the_splits_that_the_data_state(data, tmp_path, splits, stated) -> None:
+    columns = {"image": ["a.png", "b.png", "c.png"], "caption": ["a dog", "a cat", "a cow"]}
+    source = written_parquet(data, columns | ({"split": splits} if splits else {}))
+    report = audited(tmp_path / "report", source, [("a", 0, "a dog", "fix", "a red dog")])
+    notes = [
+        export_corrected(report, tmp_path / f"out{suffix}").notes for suffix in (".csv", ".jsonl")
+    ]
+    with (tmp_path / "out.csv").open(newline="") as file:
+        rows = {row["id"]: row for row in csv.DictReader(file)}
+    lines = map(json.loads, (tmp_path / "out.jsonl").read_text().splitlines())
+    records = {record["id"]: record for record in lines}
+    assert [rows[image].get("split") or None for image in "abc"] == stated
+    assert [records[image].get("split") for image in "abc"] == stated
+    assert ("split" in rows["a"]) is any(stated)
+    assert all(("of all splits" in each[0]) is any(stated) for each in notes)
+    assert rows["a"]["caption"] == "a red dog"
+
+
+def test_a_table_of_shards_states_no_split_that_a_hash_chose(tmp_path, concepts) -> None:
+    convert(concepts, tmp_path / "converted", "shards")
+    stated = load_pairs(tmp_path / "converted").train
+    (tmp_path / "photos").mkdir()
+    (shard,) = (tmp_path / "converted").glob("*train*.tar")
+    with tarfile.open(shard) as old, tarfile.open(tmp_path / "photos" / "a.tar", "w") as new:
+        for member in old.getmembers():
+            content = old.extractfile(member).read()
+            if member.name.endswith(".json"):
+                record = json.loads(content)
+                record.pop("split", None)
+                content = json.dumps(record).encode()
+            member.size = len(content)
+            new.addfile(member, io.BytesIO(content))
+    changes = [(stated.ids[0], 0, stated.captions[0][0], "fix", "a new caption")]
+    report = audited(tmp_path / "report", tmp_path / "photos", changes)
+    export_corrected(report, tmp_path / "out.jsonl")
+    records = list(map(json.loads, (tmp_path / "out.jsonl").read_text().splitlines()))
+    assert len(records) == len(stated)
+    assert not any("split" in record for record in records)
+
+
 def test_rows_of_a_parquet_file_that_cannot_be_read_are_said_to_be_missing(data, tmp_path) -> None:
     parquet = pytest.importorskip("pyarrow.parquet")
     pyarrow = pytest.importorskip("pyarrow")
@@ -246,6 +305,57 @@ def test_a_correction_that_a_spreadsheet_would_run_is_written_and_named(data, tm
     )
     pairs = load_pairs(tmp_path / "out.csv", options={"images": str(data)})
     assert formula in [text for split in pairs for text in split.texts]
+
+
+def test_a_correction_that_is_not_written_is_not_named(data, tmp_path) -> None:
+    changes = [("a", 0, "a dog", "fix", "=1+1"), ("c", 0, "a cow", "fix", "a bull")]
+    report = audited(tmp_path / "report", data / "captions.csv", changes)
+    other = data / "other.csv"
+    other.write_text("image,caption\nc.png,a cow\n")
+    source = DataSource(str(other), None, {})
+    exported = export_corrected(report, tmp_path / "out.csv", source=source)
+    assert (exported.fixed, exported.missing) == (1, 1)
+    assert not any("formula" in note for note in exported.notes)
+
+
+@pytest.mark.parametrize(
+    ("original", "copy", "is_noted"),
+    [
+        ("captions.csv", "c.csv", False),
+        ("captions.csv", "c.CSV", False),
+        ("captions.csv", "captions", True),
+        ("captions.csv", "test.csv", True),
+        ("train.csv", "c.csv", True),
+        ("train.csv", "train.csv", False),
+        ("captions.txt", "c.txt", True),
+        ("captions_val2017.json", "c.json", True),
+        ("captions_val2017.json", "captions_val2017.json", False),
+        ("dataset_photos.json", "c.json", False),
+        ("Flickr8k.token.txt", "c.txt", True),
+        ("Flickr8k.token.txt", "c.token.txt", False),
+    ],
+)
+def test_the_name_of_a_copy_is_noted_if_it_changes_how_that_is_read(
+    data, tmp_path, original, copy, is_noted
+) -> None:
+    (data / "captions.csv").unlink()
+    images = [{"id": 1, "file_name": "a.png"}]
+    annotations = [{"id": 1, "image_id": 1, "caption": "a dog"}]
+    sentences = [{"raw": "a dog", "tokens": ["a", "dog"], "sentid": 0}]
+    karpathy = {"filename": "a.png", "imgid": 0, "split": "train", "sentences": sentences}
+    texts = {
+        "captions_val2017.json": json.dumps({"images": images, "annotations": annotations}),
+        "dataset_photos.json": json.dumps({"images": [karpathy], "dataset": "photos"}),
+        "Flickr8k.token.txt": "a.png#0\ta dog\n",
+    }
+    (data / original).write_text(texts.get(original, "image,caption\na.png,a dog\n"))
+    image = "1" if original.startswith("captions_") else "a"
+    changes = [(image, 0, "a dog", "fix", "a fox")]
+    report = audited(tmp_path / "report", data / original, changes)
+    (tmp_path / "out").mkdir()
+    exported = export_corrected(report, tmp_path / "out" / copy)
+    assert exported.fixed == 1
+    assert any(original in note for note in exported.notes) is is_noted
 
 
 def test_a_damaged_original_is_refused(data, tmp_path) -> None:

@@ -7,7 +7,7 @@ files (scenes, shards, features, Parquet) become one table of all splits.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,14 @@ from counterfoil.data.formats.rewrite import Rewritten, can_rewrite, caption_fil
 from counterfoil.data.formats.text_edits import CaptionChange, Edit, TextCopy
 from counterfoil.data.formats.text_files import csv_row, json_bytes, merge_extras
 from counterfoil.data.images import FileImage
-from counterfoil.data.load import is_named, make_named, open_source, path_options, read_path
+from counterfoil.data.load import (
+    are_read_alike,
+    is_named,
+    make_named,
+    open_source,
+    path_options,
+    read_path,
+)
 from counterfoil.data.pairs import Pairs, ProblemLog, Severity, count_kinds
 from counterfoil.evaluation.report import Report
 
@@ -135,7 +142,9 @@ def export_corrected(
         write_atomically(diff, "".join(diffs))
     counts = review.counts()
     missing = len(result.missing)
-    notes += _formula_notes(changes, targets)
+    if source is not None and layout != TABLE:
+        notes += _name_notes(source, targets, result.copies)
+    notes += _formula_notes(targets, result.copies)
     return Exported(
         files=tuple(map(str, targets)),
         diff=str(diff),
@@ -193,8 +202,9 @@ def _rewritten(
         why = f"{path.name} has its captions in no text file of a known layout"
         left_out = ProblemLog()
         pairs = read_path(path, source.format, source.options, left_out, drop=True)
+        hashed = {(item.split, item.id) for item in draft.items if not item.split_is_stated}
         folder = Path(source.options.get("images") or (path if path.is_dir() else path.parent))
-        table, layout, notes = _as_table(_pairs_items(pairs, folder), why, out, changes)
+        table, layout, notes = _as_table(_pairs_items(pairs, folder, hashed), why, out, changes)
         return table, layout, [*notes, *_notes_on_left_out(left_out)]
     return rewrite(reader, draft, changes), _layout(draft), _place_notes(draft, out)
 
@@ -202,9 +212,8 @@ def _rewritten(
 def _table_notes(path: Path, why: str, items: Sequence[Item], has_images: bool) -> list[str]:
     is_csv = path.suffix.lower() == ".csv"
     kind = "CSV" if is_csv else "JSON lines"
-    notes = [
-        f"{why}, so the copy is one table of all splits ({kind}); images and features stay there"
-    ]
+    parts = " of all splits" if any(item.split_is_stated for item in items) else ""
+    notes = [f"{why}, so the copy is one table{parts} ({kind}); images and features stay there"]
     fields = sorted({key for item in items for key in item.extras} - {"image"})
     if is_csv and fields:
         named = ", ".join(fields[:NAMED_FIELDS]) + (" …" if len(fields) > NAMED_FIELDS else "")
@@ -233,8 +242,6 @@ def _place_notes(draft: Draft, out: Path) -> list[str]:
     files = caption_files(draft)
     parent = out if len(files) > 1 else out.parent
     notes = []
-    if len(files) == 1 and not out.is_dir() and out.name != files[0].name:
-        notes.append(f"the original is called {files[0].name}; the name may state the format")
     if any(parent.resolve() == file.parent.resolve() for file in files):
         notes.append(f"{parent} has the original, too: name the copy itself to read it")
     elif any(item.image is not None for item in draft.items):
@@ -242,10 +249,29 @@ def _place_notes(draft: Draft, out: Path) -> list[str]:
     return notes
 
 
-def _formula_notes(changes: Sequence[CaptionChange], targets: Sequence[Path]) -> list[str]:
+def _name_notes(
+    source: DataSource, targets: Sequence[Path], copies: Sequence[TextCopy]
+) -> list[str]:
+    """A note for each copy that is read in another way than the original because of its name."""
+    reader = open_source(Path(source.path), source.format, source.options, ProblemLog())
+    return [
+        f"by the name {target.name}, the copy is read as another format or split than "
+        f"{copy.path.name}: give it that name, in another folder"
+        for target, copy in zip(targets, copies, strict=True)
+        if not are_read_alike(reader, target, copy.path)
+    ]
+
+
+def _formula_notes(targets: Sequence[Path], copies: Sequence[TextCopy]) -> list[str]:
     """Captions are data, so none is escaped; new ones that a spreadsheet would run are named."""
-    risky = [change for change in changes if change.new and change.new.startswith(FORMULA)]
-    if not risky or not any(path.suffix.lower() in (".csv", ".tsv") for path in targets):
+    risky = [
+        change
+        for target, copy in zip(targets, copies, strict=True)
+        if target.suffix.lower() in (".csv", ".tsv")
+        for change in copy.changes
+        if change.new and change.new.startswith(FORMULA)
+    ]
+    if not risky:
         return []
     one = len(risky) == 1
     return [
@@ -324,8 +350,13 @@ def _refuse_other_format(target: Path, original: Path) -> None:
 # One table of all splits, for data that have no text files.
 
 
-def _pairs_items(pairs: Pairs, folder: Path | None = None) -> Iterator[Item]:
-    """The images of the data; names of image files are relative to ``folder`` if they are in it."""
+def _pairs_items(
+    pairs: Pairs, folder: Path | None = None, hashed: Collection[tuple[str, str]] = ()
+) -> Iterator[Item]:
+    """The images of the data; names of image files are relative to ``folder`` if they are in it.
+
+    ``hashed`` are the splits and ids of images whose split the data do not state.
+    """
     for split in pairs:
         for index, image in enumerate(split.ids):
             extras = dict(split.extras[index]) if split.extras is not None else {}
@@ -335,7 +366,9 @@ def _pairs_items(pairs: Pairs, folder: Path | None = None) -> Iterator[Item]:
                 path = pixels.path.relative_to(folder) if inside else pixels.path.absolute()
                 extras["image"] = path.as_posix()
             captions = list(split.captions[index])
-            yield Item(image, split.name, captions, Path(pairs.name), extras=extras)
+            item = Item(image, split.name, captions, Path(pairs.name), extras=extras)
+            item.split_is_stated = (split.name, image) not in hashed
+            yield item
 
 
 def _report_items(folder: Path) -> Iterator[Item]:
@@ -366,15 +399,16 @@ def _as_table(
     for item, number, change in matched:
         new.setdefault(id(item), {})[number] = change.new
     has_images = any("image" in item.extras for item in listed)
+    split = ["split"] if any(item.split_is_stated for item in listed) else []
+    columns = ["id", *split, "caption", *(["image"] if has_images else [])]
     form = _csv_rows if path.suffix.lower() == ".csv" else _json_rows
-    header = ["id", "split", "caption", *(["image"] if has_images else [])]
-    parts = [csv_row(header)] if form is _csv_rows else []
+    parts = [csv_row(columns)] if form is _csv_rows else []
     copy = TextCopy(path, "", changes=[change for _, _, change in matched])
     offset = sum(map(len, parts))
     for item in listed:
         wanted = new.get(id(item), {})
         texts = [wanted.get(number, text) for number, text in enumerate(item.captions)]
-        for record, edited in form(item, item.captions, texts, has_images):
+        for record, edited in form(item, item.captions, texts, columns):
             if edited != record:
                 copy.edits.append(Edit(offset, offset + len(record), edited))
             parts.append(record)
@@ -384,21 +418,24 @@ def _as_table(
 
 
 def _csv_rows(
-    item: Item, captions: Sequence[str], new: Sequence[str | None], has_images: bool
+    item: Item, captions: Sequence[str], new: Sequence[str | None], columns: Sequence[str]
 ) -> Iterator[tuple[str, str]]:
     """A row per caption, before and after the changes."""
-    image = [item.extras.get("image", "")] if has_images else []
+    split = [item.split if item.split_is_stated else ""] if "split" in columns else []
+    image = [item.extras.get("image", "")] if "image" in columns else []
     for text, other in zip(captions, new, strict=True):
-        after = "" if other is None else csv_row([item.id, item.split, other, *image])
-        yield csv_row([item.id, item.split, text, *image]), after
+        after = "" if other is None else csv_row([item.id, *split, other, *image])
+        yield csv_row([item.id, *split, text, *image]), after
 
 
 def _json_rows(
-    item: Item, captions: Sequence[str], new: Sequence[str | None], _has_images: bool
+    item: Item, captions: Sequence[str], new: Sequence[str | None], _columns: Sequence[str]
 ) -> Iterator[tuple[str, str]]:
     """A row per image, before and after the changes."""
     extras = dict(item.extras)
-    record: dict[str, Any] = {"id": item.id, "split": item.split}
+    record: dict[str, Any] = {"id": item.id}
+    if item.split_is_stated:
+        record["split"] = item.split
     if "image" in extras:
         record["image"] = extras.pop("image")
     left = [text for text in new if text is not None]

@@ -161,6 +161,15 @@ def detect_format(path: Path, log: ProblemLog) -> str:
     return best[0]
 
 
+def are_read_alike(reader: Source, one: Path, other: Path) -> bool:
+    """Whether two caption files of the same layout are read as one format and split.
+
+    Some layouts take these from the name of a file.
+    """
+    formats = [min(_matching_formats(path), default=None) for path in (one, other)]
+    return formats[0] == formats[1] and reader.split_of_file(one) == reader.split_of_file(other)
+
+
 def other_formats(path: Path) -> list[str]:
     """Further layouts in a folder, besides the one that `detect_format` chooses."""
     return [name for _, name in _matching_formats(path)[1:]] if path.is_dir() else []

@@ -25,6 +25,7 @@ class Item:
     entry per caption. ``caption_paths`` are the indices that lead to each caption in a JSON file.
     ``caption_files`` are the files of the captions, if they are not all in ``file``.
     ``name`` is the image's file name in ``file``, if there is no ``line`` to name it by.
+    ``split_is_stated`` is False if a hash of the id chose the split.
     """
 
     id: str
@@ -40,6 +41,7 @@ class Item:
     extras: dict[str, Any] = field(default_factory=dict)
     caption_extras: dict[str, list[Any]] = field(default_factory=dict)
     name: str = ""
+    split_is_stated: bool = True
 
     @property
     def where(self) -> str:
@@ -88,6 +90,11 @@ class Source(ABC):
     @abstractmethod
     def read(self, path: Path, log: ProblemLog) -> Draft:
         """All items, including faulty ones."""
+
+    @classmethod
+    def split_of_file(cls, path: Path) -> str | None:
+        """What the name of a caption file states about its split; None if nothing."""
+        return None
 
 
 sources: Registry[type[Source]] = Registry("data source")
@@ -200,7 +207,7 @@ def set_splits(
     hashed = sum(not item.split for item in items)
     splits = fill_splits([(item.id, item.split) for item in items], usable)
     for item, split in zip(items, splits, strict=True):
-        item.split = split
+        item.split, item.split_is_stated = split, bool(item.split)
     if hashed:
         log.note(
             HASHED if hashed == len(items) else PARTLY_HASHED,

@@ -37,14 +37,18 @@ class CocoSource(Source):
             return False
         return bool(_FILE.search(path.name)) or _has_annotations(path)
 
+    @classmethod
+    def split_of_file(cls, path: Path) -> str | None:
+        """The split with its year, which names the folder of images."""
+        return "".join(_split_and_year(path))
+
     def read(self, path: Path, log: ProblemLog) -> Draft:
         draft = Draft(path.stem if path.is_file() else path.name)
         files = [path] if path.is_file() else _files(path)
         if not files:
             log.fatal("missing-file", path / "captions_train2017.json", "no such file")
         for file in files:
-            match = _FILE.search(file.name)
-            name, year = (match.group(1).lower(), match.group(2) or "") if match else ("train", "")
+            name, year = _split_and_year(file)
             items = _read_file(file, "dev" if name == "val" else name, log)
             self._find_images(items, file, name + year, log)
             draft.items += items
@@ -65,6 +69,11 @@ class CocoSource(Source):
             if present:
                 item.image = image
                 del item.extras["file_name"]
+
+
+def _split_and_year(file: Path) -> tuple[str, str]:
+    match = _FILE.search(file.name)
+    return (match.group(1).lower(), match.group(2) or "") if match else ("train", "")
 
 
 def _files(path: Path) -> list[Path]:

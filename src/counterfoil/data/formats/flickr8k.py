@@ -67,6 +67,7 @@ class Flickr8kSource(Source):
             lines = [number for number, _ in captions.get(name, [])]
             texts = [text for _, text in captions.get(name, [])]
             item = Item(Path(name).stem, split, texts, file, line=line)
+            item.split_is_stated = file != tokens  # without lists, the token file names the images
             if lines:
                 item.file, item.line, item.caption_lines = tokens, lines[0], lines
             image = images.find([name], item.where, log)

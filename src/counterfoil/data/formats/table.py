@@ -92,18 +92,23 @@ class TableSource(Source):
     def matches(cls, path: Path) -> bool:
         return bool(tables_in(path))
 
+    @classmethod
+    def split_of_file(cls, path: Path) -> str | None:
+        """The split of a single table: its whole name, as a part may look like one by chance."""
+        stem = path.stem.lower()
+        return stem if split_in_name(stem) == stem else None
+
     def read(self, path: Path, log: ProblemLog) -> Draft:
         root = path if path.is_dir() else path.parent
         draft = Draft(path.name if path.is_dir() else path.stem)
-        tables = [path] if _is_readable(path) else tables_in(path)
+        tables = [path] if path.is_file() and path.suffix.lower() in READERS else tables_in(path)
         if len(tables) > 1:
             others = unrelated_tables(path, self.columns)
             if len(others) < len(tables):
                 log_unrelated(others, log)
                 tables = [table for table in tables if table not in others]
-        named = [split_in_name(table.stem) for table in tables]
-        if len(tables) == 1 and named[0] != tables[0].stem.lower():
-            named = [None]
+        split_of = self.split_of_file if len(tables) == 1 else lambda t: split_in_name(t.stem)
+        named = [split_of(table) for table in tables]
         if not tables:
             log.fatal("missing-file", path, f"no table of captions (looked for {self.looks_for})")
         if len(tables) > 1 and (None in named or len(set(named)) < len(named)):
@@ -305,11 +310,6 @@ def _caption_value(row: dict[str, Any], columns: tuple[str, ...], table: Path) -
             if isinstance(listed, list) and listed:
                 return listed
     return value
-
-
-def _is_readable(path: Path) -> bool:
-    """Whether a path is a file that can be read as a table, if the user says that it is one."""
-    return path.is_file() and path.suffix.lower() in READERS
 
 
 def tables_in(path: Path) -> list[Path]:
