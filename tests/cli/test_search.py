@@ -252,8 +252,10 @@ def test_an_index_is_kept_up_to_date(run, cache, pairs, tmp_path) -> None:
     assert json.loads(invoke("index", "add", folder, *data, *more))["added"]["skipped"] == 20
     gone = json.loads(invoke("index", "remove", folder, pairs.test.ids[0], "--json"))
     assert gone == {"removed": 1 + len(pairs.test.captions[0]), "images": 39}
+    compacted = json.loads(invoke("index", "compact", folder, "--json"))
     assert "MB now" in invoke("index", "compact", folder)
     info = json.loads(invoke("index", "info", folder, "--check", "--json"))
+    assert compacted["bytes_before"] > compacted["bytes"] == info["bytes"]
     assert (info["images"], info["damaged"]) == (39, [])
     assert "naaf" in invoke("index", "info", folder)
     ways = json.loads(invoke("index", "recall", folder, "--shortlist-size", 10, "--json"))

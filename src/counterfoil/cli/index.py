@@ -343,7 +343,12 @@ def recall(
 
 
 @index_app.command()
-def compact(index: opt.Index, api_key: opt.ApiKey = "", device: opt.Device = "auto") -> None:
+def compact(
+    index: opt.Index,
+    api_key: opt.ApiKey = "",
+    device: opt.Device = "auto",
+    as_json: opt.Json = False,
+) -> None:
     """Reclaim the disk space of removed items.
 
     [bold]Example[/]
@@ -353,7 +358,11 @@ def compact(index: opt.Index, api_key: opt.ApiKey = "", device: opt.Device = "au
     opened = open_index(index, api_key, device)
     before = opened.info()["bytes"]
     opened.compact()
-    print_line(f"{before / 1e6:,.1f} MB before, {opened.info()['bytes'] / 1e6:,.1f} MB now")
+    after = opened.info()["bytes"]
+    if as_json:
+        print_json({"bytes_before": before, "bytes": after})
+        return
+    print_line(f"{before / 1e6:,.1f} MB before, {after / 1e6:,.1f} MB now")
 
 
 def _report_part(report: PartReport, as_json: bool) -> None:
