@@ -358,11 +358,10 @@ def compact(
     opened = open_index(index, api_key, device)
     before = opened.info()["bytes"]
     opened.compact()
-    after = opened.info()["bytes"]
     if as_json:
-        print_json({"bytes_before": before, "bytes": after})
-        return
-    print_line(f"{before / 1e6:,.1f} MB before, {after / 1e6:,.1f} MB now")
+        print_json({"bytes_before": before, "bytes": opened.info()["bytes"]})
+    else:
+        print_line(f"{before / 1e6:,.1f} MB before, {opened.info()['bytes'] / 1e6:,.1f} MB now")
 
 
 def _report_part(report: PartReport, as_json: bool) -> None:
@@ -447,6 +446,5 @@ def _print_recall(recalls: list[Recall]) -> None:
         ]
         for way in recalls
     ]
-    depths = [f"recall@{k}" for k in recalls[0].at]
-    title = "two-stage search against scoring every item (%)"
-    print_table([["", *depths, "shortlist", "queries"], *rows], title=title)
+    header = ["", *(f"recall@{k}" for k in recalls[0].at), "shortlist", "queries"]
+    print_table([header, *rows], title="two-stage search against scoring every item (%)")
