@@ -173,7 +173,7 @@ def _marked(mean: float | None, best: bool) -> str:
 OVERVIEW, TABLES = "audit-overview", "audit-results"
 """Sections of a page: one line per setting and all pictures, and a table per setting.
 
-They stand between ``<!-- audit-overview -->`` and ``<!-- /audit-overview -->``, on two pages or one.
+Each stands between ``<!-- audit-overview -->`` and ``<!-- /audit-overview -->``, say.
 """
 
 
