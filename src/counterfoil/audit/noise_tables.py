@@ -188,8 +188,8 @@ def fill_page(page: Path, cells: Sequence[Cell], folder: str = "") -> int:
         text = read_text(page)
     except OSError as error:
         raise DataError(f"{page}: cannot be read ({error.strerror})") from None
-    found = [name for name in (OVERVIEW, TABLES) if f"<!-- {name} -->" in text]
-    if not found:
+    sections = [name for name in (OVERVIEW, TABLES) if f"<!-- {name} -->" in text]
+    if not sections:
         both = f"'<!-- {OVERVIEW} -->' or '<!-- {TABLES} -->'"
         raise DataError(f"{page}: expected the marks {both}, each with its end '<!-- /… -->'")
     pictures = [
@@ -202,10 +202,10 @@ def fill_page(page: Path, cells: Sequence[Cell], folder: str = "") -> int:
         OVERVIEW: "\n".join([*markdown_table(overview(cells)), "", *charts]),
         TABLES: to_markdown(cells),
     }
-    for name in found:
+    for name in sections:
         text = _replaced(text, name, bodies[name], page)
     write_atomically(page, text)
-    return (OVERVIEW in found) + (len(groups(cells)) if TABLES in found else 0)
+    return (OVERVIEW in sections) + (len(groups(cells)) if TABLES in sections else 0)
 
 
 def _replaced(text: str, name: str, body: str, page: Path) -> str:
