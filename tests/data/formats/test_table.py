@@ -401,3 +401,49 @@ def test_of_two_tables_the_one_with_captions_is_read(tmp_path) -> None:
         strict=False,
     )
     assert [text for split in named for text in split.texts] == ["12"]
+
+
+@pytest.mark.parametrize("kind", ["csv", "tsv", "jsonl", "parquet"])
+def test_a_split_holds_for_all_rows_of_its_image(tmp_path, kind):
+    write_images(tmp_path / "images", ["a.png", "b.png", "c.png"])
+    rows = [
+        ("a.png", "one", ""),
+        ("a.png", "two", "test"),
+        ("images/a.png", "three", ""),
+        ("a.png", "four", " "),
+        ("b.png", "one", "train"),
+        ("B.PNG", "two", ""),
+    ]
+    pairs = load_pairs(write_table(tmp_path, kind, rows))
+    assert set(pairs.splits) == {"train", "test"}
+    assert pairs.test.captions == [["one", "two", "four"], ["three"]]  # as if stated
+    assert pairs.train.captions == [["one", "two"]]
+    assert not pairs.problems
+
+
+def test_only_images_without_any_split_are_split_by_their_hash(tmp_path):
+    write_images(tmp_path, ["a.png", "b.png", "c.png"])
+    rows = [("a.png", "one", "test"), ("a.png", "two", ""), ("c.png", "x", ""), ("c.png", "y", "")]
+    pairs = load_pairs(write_table(tmp_path, "csv", rows))
+    assert pairs.test.captions[list(pairs.test.ids).index("a")] == ["one", "two"]
+    assert [problem.kind for problem in pairs.problems] == ["partly-hashed-split"]
+    assert "no split is stated for 1 of 2 images" in pairs.problems[0].message
+    several = [("a.png", "one", "train"), ("a.png", "two", "test"), ("a.png", "three", "")]
+    pairs = load_pairs(write_table(tmp_path, "csv", several), strict=False)
+    assert {"partly-hashed-split", "shared-ids"} <= kinds(pairs.problems)
+
+
+def test_rows_of_one_id_are_one_image_if_only_some_state_a_split(tmp_path):
+    write_images(tmp_path, ["a.png", "b.png"])
+    header = ("id", "image", "caption", "split")
+    rows = [
+        ("7", "a.png", "one", "train"),
+        ("7", "a.png", "two", ""),
+        ("8", "b.png", "one", "train"),
+        ("8", "b.png", "two", ""),
+    ]
+    train = load_pairs(write_table(tmp_path, "csv", rows, header)).train
+    assert (list(train.ids), train.captions) == (["7", "8"], [["one", "two"], ["one", "two"]])
+    rows = [(str(number), *row[1:]) for number, row in enumerate(rows)]  # ids of captions
+    train = load_pairs(write_table(tmp_path, "csv", rows, header)).train
+    assert (list(train.ids), train.captions) == (["a", "b"], [["one", "two"], ["one", "two"]])
