@@ -265,6 +265,15 @@ def test_of_two_caption_files_the_one_that_is_used_is_named(photos) -> None:
     assert "b.csv: not used as captions: the captions are from a.csv" in line
 
 
+def test_a_second_table_beside_captions_csv_is_named_once(photos) -> None:
+    for name in ("captions.csv", "odd.csv"):
+        (photos / name).write_text("image,caption\nbeach 1.jpg,a dog\n", encoding="utf-8")
+    said = Said()
+    read_library(photos, said)
+    (line,) = said.lines
+    assert "odd.csv: not used as captions: the captions are from captions.csv" in line
+
+
 def test_captions_that_need_a_missing_package_do_not_stop_the_demo(photos, monkeypatch) -> None:
     (photos / "x.parquet").write_bytes(b"PAR1 and more")
     monkeypatch.setitem(sys.modules, "pyarrow", None)

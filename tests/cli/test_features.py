@@ -124,6 +124,10 @@ def test_a_folder_of_photos_needs_no_captions(tmp_path) -> None:
     assert made.fragments is not None
     notes = " ".join(invoke(*args, "--overwrite").stderr.split())
     assert "prices.csv: not used as captions: no column of captions" in notes
+    for name in ("captions.csv", "odd.csv"):
+        (tmp_path / "trip" / name).write_text("image,caption\nday one/0.png,a dog\n")
+    notes = " ".join(invoke(*args, "--overwrite").stderr.split())
+    assert "odd.csv: not used as captions: the captions are from captions.csv" in notes
 
 
 def test_without_weights_segments_are_taken_and_said_to_be(table, tmp_path, monkeypatch) -> None:

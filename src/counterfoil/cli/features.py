@@ -95,7 +95,7 @@ def features(
     from counterfoil.core.storage.atomic import check_folder_target
     from counterfoil.data.convert import DATA_SET_FILES
     from counterfoil.data.formats.base import HASHED, PARTLY_HASHED
-    from counterfoil.data.formats.table import UNRELATED
+    from counterfoil.data.formats.table import UNRELATED, UNUSED
     from counterfoil.features.build import build_features, check_choices, default_backbone
     from counterfoil.features.parts import extract_part
 
@@ -117,7 +117,7 @@ def features(
     for problem in data.problems:
         if problem.kind in (HASHED, PARTLY_HASHED):
             bars.say(f"note: {problem.message}")
-        elif problem.kind == UNRELATED:
+        elif problem.kind in (UNRELATED, UNUSED):
             bars.say(f"note: {problem}")
     how: dict[str, Any] = {"device": device, "workers": workers, "overwrite": overwrite}
     keeps_what_is_done = part is not None or not no_cache

@@ -28,7 +28,7 @@ from counterfoil.data.batches.dataset import Augmentation, CaptionItems
 from counterfoil.data.batches.device_features import features_on_device
 from counterfoil.data.batches.sampling import BatchPlan, RankBatches
 from counterfoil.data.batches.streaming import StreamLoader, StreamPlan, find_layout
-from counterfoil.data.formats.table import UNRELATED
+from counterfoil.data.formats.table import UNRELATED, UNUSED
 from counterfoil.data.fragments import PixelAugmentation
 from counterfoil.data.load import load_pairs
 from counterfoil.data.pairs import DEV_NAMES, Pairs, Problem, Severity, Split, count_kinds
@@ -370,7 +370,7 @@ def data_for_run(
     else:
         pairs = load_pairs(data, format, options=options, cache_dir=cache, progress=progress)
     for problem in pairs.problems:
-        if problem.kind == UNRELATED:
+        if problem.kind in (UNRELATED, UNUSED):
             progress.say(f"note: {problem}")
     model, dev_ids = load_model(run, "cpu"), read_dev_split(run)
     if whole:

@@ -447,3 +447,17 @@ def test_rows_of_one_id_are_one_image_if_only_some_state_a_split(tmp_path):
     rows = [(str(number), *row[1:]) for number, row in enumerate(rows)]  # ids of captions
     train = load_pairs(write_table(tmp_path, "csv", rows, header)).train
     assert (list(train.ids), train.captions) == (["a", "b"], [["one", "two"], ["one", "two"]])
+
+
+def test_a_second_table_of_captions_is_noted_if_another_is_preferred_by_its_name(tmp_path):
+    write_table(tmp_path, "csv")
+    write_lines(tmp_path / "more.csv", ["image,caption", "a.png,a dog"])
+    write_lines(tmp_path / "prices.csv", ["product,price", "lamp,12"])
+    notes = load_pairs(tmp_path, strict=False).problems
+    assert [note.where for note in notes if note.kind == "unused-table"] == [
+        str(tmp_path / "more.csv")
+    ]
+    assert "the captions are from captions.csv" in str(notes)
+    for file in ("captions.csv", "more.csv"):  # which to read was said
+        problems = load_pairs(tmp_path / file, strict=False).problems
+        assert "unused-table" not in kinds(problems)

@@ -42,8 +42,11 @@ from counterfoil.data.formats.text_files import (
 )
 from counterfoil.data.pairs import ProblemLog, Split
 
-UNRELATED, FIRST_ROWS = "unrelated-table", 20
-"""Kind of the note that a table is not read; and how many of its rows are searched for captions."""
+UNRELATED, UNUSED = "unrelated-table", "unused-table"
+"""Kinds of the notes that a table is not read: it has no captions, or another one is preferred."""
+
+FIRST_ROWS = 20
+"""Rows of a table that are searched for captions."""
 
 _NAMES = ("captions", "metadata")
 
@@ -96,6 +99,8 @@ class TableSource(Source):
             if len(others) < len(tables):
                 log_unrelated(others, log)
                 tables = [table for table in tables if table not in others]
+        elif tables and path.is_dir():
+            _log_unused(path, tables[0], self.columns, log)
         split_of = self.split_of_file if len(tables) == 1 else lambda t: split_in_name(t.stem)
         named = [split_of(table) for table in tables]
         if not tables:
@@ -126,19 +131,21 @@ def tables_in(path: Path) -> list[Path]:
     if path.is_file():
         named = path.suffix.lower() in READERS and path.suffix.lower() != ".txt"
         return [path] if named or _is_kaggle_captions(path) else []
-    if not path.is_dir():
-        return []
-    tables = [
-        file
-        for file in sorted(path.iterdir())
-        if not file.is_dir()
-        and not file.name.endswith("_items.jsonl")
-        and (file.suffix.lower() in set(READERS) - {".txt"} or _is_kaggle_captions(file))
-    ]
+    tables = _all_tables(path) if path.is_dir() else []
     for name in _NAMES:
         if preferred := [file for file in tables if file.stem.lower() == name]:
             return preferred
     return tables
+
+
+def _all_tables(folder: Path) -> list[Path]:
+    return [
+        file
+        for file in sorted(folder.iterdir())
+        if not file.is_dir()
+        and not file.name.endswith("_items.jsonl")
+        and (file.suffix.lower() in set(READERS) - {".txt"} or _is_kaggle_captions(file))
+    ]
 
 
 def unrelated_tables(
@@ -153,13 +160,30 @@ def unrelated_tables(
     for table in tables_in(folder) if folder.is_dir() else ():
         if table.stem.lower() in _NAMES or split_in_name(table.stem):
             continue
-        with suppress(MissingExtraError):  # a table that cannot be read may have captions
-            trial = ProblemLog()
-            rows = [row for _, row in islice(read_rows(table, trial), FIRST_ROWS)]
-            columns = [find_columns(row, dict(chosen or {})) for row in rows] or ["it has no rows"]
-            if not trial.problems and all(isinstance(each, str) for each in columns):
-                reasons[table] = str(columns[0])
+        if reason := _why_unrelated(table, chosen):
+            reasons[table] = reason
     return reasons
+
+
+def _why_unrelated(table: Path, chosen: Mapping[str, str | None] | None) -> str:
+    """Why a table has no captions of images; empty if it may have some."""
+    with suppress(MissingExtraError):  # a table that cannot be read may have captions
+        trial = ProblemLog()
+        rows = [row for _, row in islice(read_rows(table, trial), FIRST_ROWS)]
+        columns = [find_columns(row, dict(chosen or {})) for row in rows] or ["it has no rows"]
+        if not trial.problems and all(isinstance(each, str) for each in columns):
+            return str(columns[0])
+    return ""
+
+
+def _log_unused(
+    folder: Path, used: Path, chosen: Mapping[str, str | None], log: ProblemLog
+) -> None:
+    """Note the tables of a folder that may have captions, but of which one was preferred."""
+    preferred = tables_in(folder)
+    for table in _all_tables(folder):
+        if table not in preferred and not _why_unrelated(table, chosen):
+            log.note(UNUSED, table, f"not used as captions: the captions are from {used.name}")
 
 
 def log_unrelated(tables: Mapping[Path, str], log: ProblemLog) -> None:
