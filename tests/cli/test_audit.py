@@ -432,11 +432,34 @@ def test_data_without_splits_are_audited_whole_by_a_model_that_has_no_run(
     for model, more, names in (
         (run, (), ["train", "dev", "test"]),
         (run / "best", ("--split", "dev"), ["dev"]),
+        (run / "best", ("--split", "all"), ["all"]),
     ):
         told = json.loads(
             invoke("audit", model, photos, "--out", tmp_path / "parts", *more, *common)
         )
         assert [one["split"] for one in told["splits"]] == names
+
+
+@pytest.mark.parametrize(
+    ("options", "kind", "message"),
+    [
+        (["--split", "al"], DataError, "has no split 'al'"),
+        (["--split", "train", "--split", "all"], DataError, "has no split 'all'"),
+        (["--false-alarms", "0.2", "--trusted", "all"], ConfigError, "no other split to audit"),
+        (["--false-alarms", "0.05", "--trusted", "dev"], DataError, "too few for 5 % false alarms"),
+        (["--checked", "nope"], DataError, "no such file or folder of checked captions"),
+        (["--checked", "captions.csv"], DataError, "expected the columns image, wrong, and text"),
+    ],
+)
+def test_choices_that_do_not_fit_the_data_are_refused_before_features_are_extracted(
+    run, photos_without_splits, tmp_path, monkeypatch, options, kind, message
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    cache, out = tmp_path / "cache", tmp_path / "report"
+    asked = ["audit", run / "best", photos_without_splits, "--out", out, "--cache", cache]
+    with pytest.raises(kind, match=message):
+        invoke(*asked, *options)
+    assert not cache.exists()
 
 
 def test_human_judgements_are_correlated_with_scores(run, pairs, cache, tmp_path) -> None:

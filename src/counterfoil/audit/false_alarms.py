@@ -24,7 +24,7 @@ from counterfoil.audit.suspicion import Scales
 from counterfoil.core.errors import ConfigError, DataError
 from counterfoil.data.pairs import Split
 from counterfoil.evaluation.ranks import Values
-from counterfoil.evaluation.words.doubts import NO_DOUBT
+from counterfoil.evaluation.words.doubts import NO_DOUBT, may_be_wrong
 
 WORD_RATE = 0.05
 """Rate of false alarms of words without trusted captions; their reference is the audited split."""
@@ -163,12 +163,7 @@ def calibrate(trusted: Audited, rate: float) -> FalseAlarms:
         )
     suspicion = trusted.suspicion[~np.isnan(trusted.suspicion)]
     words = word_pool(trusted.word_doubts, trusted.reference)
-    needed = max(MIN_TRUSTED, math.ceil(1.0 / max(rate, 1e-9)))
-    if min(len(suspicion), len(words)) < needed:
-        raise DataError(
-            f"split '{trusted.split.name}': {len(suspicion)} trusted captions with {len(words)} "
-            f"words are too few for {100 * rate:g} % false alarms; give at least {needed} of both"
-        )
+    _refuse_few(trusted.split.name, len(suspicion), len(words), rate)
     return FalseAlarms(
         rate=rate,
         split=trusted.split.name,
@@ -180,6 +175,24 @@ def calibrate(trusted: Audited, rate: float) -> FalseAlarms:
         surprise=trusted.surprise,
         scales=trusted.scales,
     )
+
+
+def check_trusted(split: Split, rate: float) -> None:
+    """Refuse a split with too few captions for `calibrate`, before anything is scored.
+
+    Captions that cannot be scored and words that the model does not know count here, too.
+    """
+    words = sum(int(may_be_wrong(text).sum()) for text in split.texts)
+    _refuse_few(split.name, len(split.texts), words, rate)
+
+
+def _refuse_few(name: str, captions: int, words: int, rate: float) -> None:
+    needed = max(MIN_TRUSTED, math.ceil(1.0 / max(rate, 1e-9)))
+    if min(captions, words) < needed:
+        raise DataError(
+            f"split '{name}': {captions} trusted captions with {words} words are too few for "
+            f"{100 * rate:g} % false alarms; give at least {needed} of both"
+        )
 
 
 @dataclass(frozen=True)

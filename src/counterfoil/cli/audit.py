@@ -26,7 +26,7 @@ from counterfoil.core.errors import ConfigError
 from counterfoil.core.storage.reading import read_text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from counterfoil.audit import Audit, Corrector, Summary
     from counterfoil.data.pairs import Pairs, Problem, Split
@@ -161,8 +161,10 @@ def check(
         total,
         write_report,
     )
+    from counterfoil.audit.false_alarms import check_trusted
     from counterfoil.core.storage.locks import locked_folder
     from counterfoil.data.load import is_named
+    from counterfoil.data.splits import WHOLE
     from counterfoil.training.run_data import data_for_run
     from counterfoil.training.run_folder import load_model, run_config
 
@@ -170,8 +172,18 @@ def check(
     source = DataChoice(pairs, format, option, cache, quiet=as_json)
     wanted = [*split, *filter(None, [trusted])] if split else None
     # a run may have been trained on some of the images: only its own splits tell them apart
-    whole = not split and trusted is None and run_config(run) is None
-    bars, data = source.progress, source.read(run, wanted, whole=whole)
+    whole = {*(split or ()), trusted} <= {WHOLE, None} and run_config(run) is None
+
+    def check_choices(data: Pairs) -> None:
+        """Refuse what cannot be audited like this, before features are extracted."""
+        clean, splits = _chosen(data, split, trusted)
+        if clean is not None and false_alarms is not None:
+            check_trusted(clean, false_alarms)
+        if checked is not None:
+            read_checked(checked, splits)
+
+    bars = source.progress
+    data = source.read(run, wanted, whole=whole, check=check_choices)
     model = load_model(run, device)
     say_fallback(bars, [model])
 
@@ -183,20 +195,12 @@ def check(
         own = config.data
         return data_for_run(folder, own.source, own.format, own.options, cache, bars, wanted)
 
-    clean = data[trusted] if trusted is not None else None
-    others = [one.name for one in data if len(one) and one is not clean]
-    names = dict.fromkeys(split or others)
-    splits = [data[name] for name in names]
+    clean, splits = _chosen(data, split, trusted)
     if clean is not None and any(one is clean for one in splits):
         bars.say(
             f"warning: --trusted {trusted}: this split is audited itself, so its captions are "
             "listed at that rate whether they are right or not; name another split"
         )
-    if not splits:
-        reason = "the data have no images to audit"
-        if trusted is not None:
-            reason = f"--trusted {trusted}: the data have no other split to audit"
-        raise ConfigError(reason)
     labels = read_checked(checked, splits) if checked is not None else None
     correct = _correctors(run, corrector, model, read, device)
     checkpoints = {one.name: out / f".{one.name}.scored" for one in splits}
@@ -275,6 +279,21 @@ def _check_rate(false_alarms: float | None, trusted: str | None) -> None:
         raise ConfigError(
             f"--false-alarms: expected a share above 0 and below 1, got {false_alarms}"
         )
+
+
+def _chosen(
+    data: Pairs, split: Sequence[str] | None, trusted: str | None
+) -> tuple[Split | None, list[Split]]:
+    """The trusted split, if one is named, and the splits to audit."""
+    clean = data[trusted] if trusted is not None else None
+    others = [one.name for one in data if len(one) and one is not clean]
+    splits = [data[name] for name in dict.fromkeys(split or others)]
+    if not splits:
+        reason = "the data have no images to audit"
+        if trusted is not None:
+            reason = f"--trusted {trusted}: the data have no other split to audit"
+        raise ConfigError(reason)
+    return clean, splits
 
 
 def _source(run: Path, choice: DataChoice) -> dict[str, Any] | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -125,16 +125,18 @@ class DataChoice:
         *,
         photos: bool = False,
         whole: bool = False,
+        check: Callable[[Pairs], None] | None = None,
     ) -> Pairs:
         """All splits, with the features that the run reads; of named data, those of ``splits``.
 
         With ``photos``, the data may be a folder of images without captions. With ``whole``, named
-        data that state no splits are one split.
+        data that state no splits are one split. ``check`` may refuse the data, if they are named
+        before their features are extracted.
         """
         from counterfoil.training.run_data import data_for_run
 
         given = (self.data, self.format, self.options, self.cache, self.progress)
-        return data_for_run(run, *given, splits, photos=photos, whole=whole)
+        return data_for_run(run, *given, splits, photos=photos, whole=whole, check=check)
 
     def read_image(
         self, run: Path, model: Model, image: str, split: str | None = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -348,12 +348,14 @@ def data_for_run(
     *,
     photos: bool = False,
     whole: bool = False,
+    check: Callable[[Pairs], None] | None = None,
 ) -> Pairs:
     """The named data, or those of the run, with fragments by the run's extractor.
 
     With ``splits``, other splits of named data have no fragments: extracting them takes longest.
     With ``photos``, the data may be a folder of images without captions. With ``whole``, named data
-    that state no splits are one split.
+    that state no splits are one split. ``check`` may refuse the data, if they are named before
+    their features are extracted.
     """
     model_folder(run)
     config = run_config(run)
@@ -362,7 +364,10 @@ def data_for_run(
             raise ConfigError(f"{run} is a model without a run: name the data with --data")
         if options or format:
             raise ConfigError("--option and --format say how to read --data: name it, too")
-        return read_data(config, cache, progress, _own_pixels(run, config), read_dev_split(run))
+        pairs = read_data(config, cache, progress, _own_pixels(run, config), read_dev_split(run))
+        if check is not None:
+            check(pairs)
+        return pairs
     if photos and has_only_photos(data, format, options):
         if options:
             raise ConfigError(f"--option: {data} is a folder of photos, which has no options")
@@ -375,6 +380,8 @@ def data_for_run(
     model, dev_ids = load_model(run, "cpu"), read_dev_split(run)
     if whole:
         pairs = undivided(pairs)
+    if check is not None:
+        check(with_dev_split(pairs, 0.0, dev_ids))
     wanted = pairs if splits is None else _only(pairs, splits, dev_from_train=bool(dev_ids))
     _check_width(model, wanted, run)
     extracted = with_fragments(
