@@ -13,7 +13,7 @@ import counterfoil as cf
 from counterfoil.cli import app
 from counterfoil.cli.search import _print_match
 from counterfoil.core.config import build_config
-from counterfoil.core.errors import CheckpointError, ConfigError, DataError
+from counterfoil.core.errors import CheckpointError, ConfigError, CounterfoilError, DataError
 from counterfoil.core.progress import Silent
 from counterfoil.data.convert import convert
 from counterfoil.data.images import open_image
@@ -309,3 +309,25 @@ def test_a_word_that_fits_is_not_the_least_fitting_one(effect, named, capsys) ->
     hit = SimpleNamespace(rank=1, id="photo", pixels=None)
     _print_match(hit, Match("car", 0.5, words, [], "leave-one-out", False))
     assert ("least fitting word: car" in capsys.readouterr().out) == named
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--first-stage", "fde", "--first-stage-option", "dim=foo"), "first_stage_options.dim"),
+        (("--first-stage", "pooled", "--first-stage-option", "dim=8"), "only 'fde' has options"),
+        (("--backend-option", "kind=hnsw"), "no option 'kind'"),
+        (("--backend", "faiss", "--dtype", "binary"), "--dtype int8|pip install"),
+        (("--backend", "faiss", "--first-stage", "maxsim"), "one vector per item|pip install"),
+    ],
+)
+def test_wrong_options_of_an_index_are_refused_before_features_are_extracted(
+    run, pairs, tmp_path, options, message
+) -> None:
+    photos, own_cache = tmp_path / "photos", tmp_path / "cache"
+    photos.mkdir()
+    open_image(pairs.test.pixels[0]).save(photos / "one.png")
+    with pytest.raises(CounterfoilError, match=message):
+        invoke("index", run, photos, "-o", tmp_path / "index", "--cache", own_cache, *options)
+    assert not own_cache.exists()
+    assert not (tmp_path / "index").exists()

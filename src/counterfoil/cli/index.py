@@ -164,21 +164,28 @@ def build(
     from counterfoil.core.distributed import read_in_turn
     from counterfoil.core.parts import AUTO, Part
     from counterfoil.search import SearchIndex
-    from counterfoil.search.build import check_folder
+    from counterfoil.search.build import Settings, check_folder, check_settings
     from counterfoil.search.parts import MergedParts, PartSettings, encode_part
     from counterfoil.training.run_folder import load_model
 
     options = parse_options(backend_option, "--backend-option")
+    options |= {"api_key": api_key} if api_key else {}
+    fde_options = parse_options(first_stage_option, "--first-stage-option")
     if part is None:
         check_folder(target, overwrite)  # before features are extracted
     with opt.part_processes(part) as first:
         quiet = as_json or not first
         bars = progress(quiet)
         choice = DataChoice(pairs, format, option, cache, quiet=quiet)
-        data = read_in_turn(lambda: choice.read(run, split, photos=True))
-        splits = [data[name] for name in split] if split else list(data)
         model = load_model(run, device)
         other = load_model(retriever, device) if retriever is not None else None
+        chosen = Settings(backend, options, first_stage, dtype, shortlist_size, other, fde_options)
+
+        def check(data: Pairs) -> None:  # before features are extracted
+            check_settings(chosen, model, choice.named(data, split))
+
+        data = read_in_turn(lambda: choice.read(run, split, photos=True, check=check))
+        splits = choice.named(data, split)
         settings = PartSettings(model, other, dtype)
         if part is not None:
             made = encode_part(
@@ -202,9 +209,9 @@ def build(
             target,
             model,
             backend=backend,
-            backend_options=options | ({"api_key": api_key} if api_key else {}),
+            backend_options=options,
             first_stage=first_stage,
-            first_stage_options=parse_options(first_stage_option, "--first-stage-option"),
+            first_stage_options=fde_options,
             retriever=other,
             fit_on=splits,
             progress=bars,
@@ -255,7 +262,7 @@ def add(
     opened = open_index(index, api_key, device)
     choice = DataChoice(pairs, format, option, cache, quiet=as_json)
     data = choice.read(index / "model", split, photos=True)
-    splits = [data[name] for name in split] if split else list(data)
+    splits = choice.named(data, split)
     bars = progress(quiet=as_json)
     added = opened.add(splits, existing=existing, progress=bars)
     _report(opened, added, data, recall_queries, bars, as_json)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from counterfoil.core.progress import Progress
     from counterfoil.data.fragments import Fragments
-    from counterfoil.data.pairs import Pairs
+    from counterfoil.data.pairs import Pairs, Split
     from counterfoil.models.model import Model
     from counterfoil.search import SearchIndex
 
@@ -137,6 +137,11 @@ class DataChoice:
 
         given = (self.data, self.format, self.options, self.cache, self.progress)
         return data_for_run(run, *given, splits, photos=photos, whole=whole, check=check)
+
+    @staticmethod
+    def named(data: Pairs, names: Sequence[str] | None) -> list[Split]:
+        """The splits of these names; without names, all."""
+        return [data[name] for name in names] if names else list(data)
 
     def read_image(
         self, run: Path, model: Model, image: str, split: str | None = None

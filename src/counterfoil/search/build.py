@@ -55,18 +55,7 @@ def create_folder(
     progress: Progress,
 ) -> None:
     """Write the model, the settings and an empty first stage, fitted on ``splits`` if needed."""
-    if settings.dtype not in DTYPES:
-        raise ConfigError(f"dtype: {', '.join(DTYPES)} are possible, got {settings.dtype}")
-    if settings.first_stage not in get_args(FirstStageOption):
-        options = ", ".join(get_args(FirstStageOption))
-        raise ConfigError(f"first_stage: {options} are possible, got {settings.first_stage}")
-    if settings.shortlist < 1:
-        raise ConfigError(f"shortlist_size: at least 1, got {settings.shortlist}")
-    backends.check(settings.backend, settings.options, where="backend")
-    form = _choose_first_stage(settings, model, splits)
-    if form != "fde" and settings.first_stage_options:
-        raise ConfigError(f"first_stage_options: only 'fde' has options, not '{form}'")
-    fde_options = FdeOptions.read(settings.first_stage_options)
+    form, fde_options = check_settings(settings, model, splits)
     for split in splits:
         if split.fragments is not None:
             model.fragments_of(split)
@@ -112,6 +101,28 @@ def create_folder(
             name = settings.first.spec.name
             header["first_model"] = {"name": name, "sha256": folder_digest(new / FIRST)}
         SegmentStore.create(new, KIND, header, SIDES, MANIFEST)
+
+
+def check_settings(
+    settings: Settings, model: Model, splits: Sequence[Split]
+) -> tuple[FirstStage, FdeOptions]:
+    """Refuse options that do not fit; the first stage of the index, and the options of "fde".
+
+    The splits need no features for this.
+    """
+    if settings.dtype not in DTYPES:
+        raise ConfigError(f"dtype: {', '.join(DTYPES)} are possible, got {settings.dtype}")
+    if settings.first_stage not in get_args(FirstStageOption):
+        options = ", ".join(get_args(FirstStageOption))
+        raise ConfigError(f"first_stage: {options} are possible, got {settings.first_stage}")
+    if settings.shortlist < 1:
+        raise ConfigError(f"shortlist_size: at least 1, got {settings.shortlist}")
+    backends.check(settings.backend, settings.options, where="backend")
+    form = _choose_first_stage(settings, model, splits)
+    backends[settings.backend].check_choices(form == "maxsim", settings.dtype)
+    if form != "fde" and settings.first_stage_options:
+        raise ConfigError(f"first_stage_options: only 'fde' has options, not '{form}'")
+    return form, FdeOptions.read(settings.first_stage_options)
 
 
 def _choose_first_stage(settings: Settings, model: Model, splits: Sequence[Split]) -> FirstStage:

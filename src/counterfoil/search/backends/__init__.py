@@ -59,4 +59,7 @@ class VectorIndex(Protocol):
 
 
 backends: Registry[Any] = Registry("search backend")
-"""Classes with `create` and `open`; their keyword-only arguments are the user's options."""
+"""Classes with `check_choices`, `create` and `open`.
+
+Their keyword-only arguments are the user's options.
+"""

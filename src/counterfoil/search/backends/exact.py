@@ -43,6 +43,10 @@ class ExactIndex:
         self._remap()
 
     @classmethod
+    def check_choices(cls, multi: bool, dtype: str) -> None:
+        """Refuse an index that this backend cannot hold, before there is anything to put in."""
+
+    @classmethod
     def create(
         cls, folder: Path, dim: int, multi: bool, dtype: str, options: dict[str, Any]
     ) -> ExactIndex:

@@ -62,10 +62,7 @@ class FaissIndex(ExactIndex):
         self._load()
 
     @classmethod
-    def create(
-        cls, folder: Path, dim: int, multi: bool, dtype: str, options: dict[str, Any]
-    ) -> FaissIndex:
-        backends.check("faiss", options, where="backend")
+    def check_choices(cls, multi: bool, dtype: str) -> None:
         if multi:
             raise DataError(
                 "the faiss backend holds one vector per item; for MaxSim use the backend exact or "
@@ -77,6 +74,13 @@ class FaissIndex(ExactIndex):
                 "use the backend exact for binary ones"
             )
         _faiss()
+
+    @classmethod
+    def create(
+        cls, folder: Path, dim: int, multi: bool, dtype: str, options: dict[str, Any]
+    ) -> FaissIndex:
+        backends.check("faiss", options, where="backend")
+        cls.check_choices(multi, dtype)
         ExactIndex.create(folder, dim, multi, dtype, {})
         return cls(folder, **options)
 

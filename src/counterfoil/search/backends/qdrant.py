@@ -175,6 +175,11 @@ class QdrantIndex:
             )
 
     @classmethod
+    def check_choices(cls, multi: bool, dtype: str) -> None:
+        """Refuse to begin without the client; it holds vectors of any kind."""
+        _qdrant()
+
+    @classmethod
     def create(
         cls, folder: Path, dim: int, multi: bool, dtype: str, options: dict[str, Any]
     ) -> QdrantIndex:
