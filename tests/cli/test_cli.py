@@ -140,6 +140,13 @@ def test_scoring_an_image_with_sentences(run, cache, tmp_path) -> None:
     assert "…" not in listed.replace("a dog", "")
     with pytest.raises(DataError, match="knows no word"):
         invoke("score", run, tmp_path / "a.png", "-t", "zwei Hunde")
+    with pytest.raises(DataError, match="sentence 2 of --text: 'Hunde': the model knows no word"):
+        invoke("score", run, tmp_path / "a.png", "-t", "a dog", "-t", "Hunde")
+    with pytest.raises(DataError, match=r"sentence 2 of --text: .*has no words"):
+        invoke("score", run, tmp_path / "a.png", "-t", "a dog", "-t", "")
+    (tmp_path / "lines.txt").write_text("a dog\n\nHunde\n", encoding="utf-8")
+    with pytest.raises(DataError, match=r"lines\.txt:3: 'Hunde': the model knows no word"):
+        invoke("score", run, tmp_path / "a.png", "--texts", tmp_path / "lines.txt")
     with pytest.raises(ConfigError, match="nothing to score"):
         invoke("score", run, tmp_path / "a.png")
     (tmp_path / "b.png").write_bytes(b"no image")

@@ -39,13 +39,16 @@ def score(
         "two cows"
       counterfoil score runs/demo *.jpg --texts captions.txt --json
     """
-    from counterfoil.core.errors import ConfigError
+    from counterfoil.core.errors import ConfigError, DataError
 
-    sentences = [*(text or []), *(_lines(texts) if texts else [])]
+    given = [(f"sentence {number} of --text", one) for number, one in enumerate(text or (), 1)]
+    given += _lines(texts) if texts else []
+    sentences = [sentence for _, sentence in given]
     if not any(sentence.strip() for sentence in sentences):
         raise ConfigError("nothing to score: give a sentence with --text, or a file with --texts")
     check_inputs([run])
     from counterfoil.data.text.tokenizers import require_known, unknown_note
+    from counterfoil.models.model import read_texts
     from counterfoil.training.run_folder import load_model
 
     model = load_model(run, device)
@@ -54,7 +57,13 @@ def score(
             f"{run}: this model was trained on precomputed features, so it cannot read an image "
             "file; train on images, or evaluate on features with: counterfoil evaluate"
         )
-    unknown = [require_known(model.text, sentence).unknown_words for sentence in sentences]
+    unknown = []
+    for where, sentence in given:
+        try:
+            read_texts(model.text, sentence)  # also refuses one that has no words at all
+            unknown.append(require_known(model.text, sentence).unknown_words)
+        except DataError as error:
+            raise DataError(f"{where}: {error}") from None
     scores = model.score(images, sentences)
     if as_json:
         print_json(
@@ -88,14 +97,17 @@ def _table(images: list[Path], sentences: list[str], scores: list[list[str]]) ->
     return [["image", "sentence", "score"], *rows]
 
 
-def _lines(path: Path) -> list[str]:
+def _lines(path: Path) -> list[tuple[str, str]]:
+    """The lines of a file that are not empty, each with its place."""
     from counterfoil.core.errors import DataError
     from counterfoil.core.storage.reading import read_text
 
     try:
         text = sys.stdin.buffer.read().decode() if str(path) == "-" else read_text(path)
-        return [line for line in text.removeprefix("\ufeff").splitlines() if line.strip()]
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror})") from None
     except UnicodeDecodeError as error:
         raise DataError(f"{path}: not UTF-8 text ({error})") from None
+    lines = enumerate(text.removeprefix("\ufeff").splitlines(), start=1)
+    name = "standard input" if str(path) == "-" else path
+    return [(f"{name}:{number}", line) for number, line in lines if line.strip()]
