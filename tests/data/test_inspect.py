@@ -45,6 +45,26 @@ def test_a_sound_data_set_is_summarized(tmp_path):
     assert json.loads(json.dumps(result.as_dict()))["splits"]["train"]["captions"] == 3
 
 
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+def test_captions_that_are_left_out_do_not_count(tmp_path, kind):
+    write_images(tmp_path, ["a.png", "b.png"])
+    rows = [("a.png", "A dog runs."), ("a.png", None), ("b.png", ""), ("b.png", "a cat runs")]
+    if kind == "parquet":
+        pyarrow = pytest.importorskip("pyarrow")
+        parquet = pytest.importorskip("pyarrow.parquet")
+        images, captions = map(list, zip(*rows, strict=True))
+        table = pyarrow.table({"image": images, "caption": captions, "split": ["train"] * 4})
+        parquet.write_table(table, tmp_path / "captions.parquet")
+    else:
+        lines = [f"{image},{caption or ''},train" for image, caption in rows]
+        write_lines(tmp_path / "captions.csv", ["image,caption,split", *lines])
+    result = inspect(tmp_path, deep=False)
+    train = result.splits["train"]
+    assert result.as_dict()["problem_counts"]["empty-caption"] == 2
+    assert (train.captions, train.captions_per_image["max"]) == (2, 1)
+    assert train.words_per_caption == {"mean": 3.0, "p95": 3.0, "max": 3}
+
+
 @pytest.mark.parametrize(
     ("name", "noted"),
     [

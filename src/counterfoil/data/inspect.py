@@ -48,7 +48,10 @@ _SAMPLE = 50
 
 @dataclass(frozen=True)
 class SplitSummary:
-    """Statistics of one split; words are separated by white space, the vocabulary is lower case."""
+    """Statistics of one split; words are separated by white space, the vocabulary is lower case.
+
+    Captions that are left out, such as empty ones, do not count.
+    """
 
     images: int
     captions: int
@@ -127,7 +130,7 @@ def inspect(
         checked = check_split(split, log, progress or Silent()) if deep else None
         good = compared[split.name] = _with_usable_captions(split)
         duplicates = count_duplicates(good.texts, good.image_of)
-        splits[split.name] = _summarize(split, checked, duplicates)
+        splits[split.name] = _summarize(good, checked, duplicates)
         _note_duplicates(good, duplicates, pairs.name, log)
         usable[split.name] = _usable_ids(split, checked)
         _refuse_unreadable(split, usable[split.name], pairs.name, log)
