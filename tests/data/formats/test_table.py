@@ -461,3 +461,17 @@ def test_a_second_table_of_captions_is_noted_if_another_is_preferred_by_its_name
     for file in ("captions.csv", "more.csv"):  # which to read was said
         problems = load_pairs(tmp_path / file, strict=False).problems
         assert "unused-table" not in kinds(problems)
+
+
+@pytest.mark.parametrize("kind", ["csv", "tsv", "jsonl", "parquet"])
+def test_captions_that_are_a_word_for_a_missing_value_are_counted_and_used(tmp_path, kind):
+    write_images(tmp_path, ["a.png", "b.png"])
+    texts = ["nan", "NaN", " null ", "a man named nan", "none of them sits"]
+    rows = [("a.png", "a dog", "train"), *(("b.png", text, "train") for text in texts)]
+    file = write_table(tmp_path, kind, rows)
+    pairs = load_pairs(file)
+    assert pairs.train.captions == [["a dog"], texts]
+    (note,) = pairs.problems
+    line = 3 if kind in ("csv", "tsv") else 2
+    assert (note.kind, note.where) == ("missing-value", f"{file}:{line}")
+    assert "3 captions are only a word for a missing value, the first 'nan'" in note.message

@@ -24,6 +24,9 @@ from counterfoil.data.splits import are_nested
 MAX_WORDS = 1000
 """Longest usable caption, in words."""
 
+MISSING_WORDS = frozenset({"nan", "null", "none", "n/a", "<na>"})
+"""What programs write for a missing value; as a caption, it is unlikely to be meant."""
+
 
 def assemble(draft: Draft, log: ProblemLog, *, drop: bool) -> Pairs:
     """Check all items and make the splits; ``drop`` leaves out unusable items."""
@@ -48,6 +51,7 @@ def assemble(draft: Draft, log: ProblemLog, *, drop: bool) -> Pairs:
             else:
                 log.fatal("no-images", where, message)
     _note_shared_ids(by_split, draft.name, log)
+    _note_missing_words(draft.items, log)
     return Pairs(draft.name, splits, log.problems)
 
 
@@ -188,6 +192,25 @@ def _with_captions(item: Item, numbers: list[int]) -> Item:
             for key, values in item.caption_extras.items()
         },
     )
+
+
+def _note_missing_words(items: Sequence[Item], log: ProblemLog) -> None:
+    """Log how many captions are only a word such as nan; they are used as any other."""
+    places = [
+        (item, number)
+        for item in items
+        for number, caption in enumerate(item.captions)
+        if len(caption) < 20 and caption.strip().lower() in MISSING_WORDS
+    ]
+    if places:
+        item, number = places[0]
+        these = "1 caption is" if len(places) == 1 else f"{len(places)} captions are"
+        log.note(
+            "missing-value",
+            item.where_caption(number),
+            f"{these} only a word for a missing value, the first '{item.captions[number]}'; used "
+            "as text: empty the cell of an image that has no caption",
+        )
 
 
 def _note_shared_ids(by_split: dict[str, list[Item]], name: str, log: ProblemLog) -> None:
