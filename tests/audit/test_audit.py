@@ -228,7 +228,7 @@ def test_unknown_words_change_no_finding_and_captions_of_such_words_alone_are_sk
     assert (odd.summary.unknown_words, odd.summary.unknown_captions) == (2, 1)
     assert odd.summary.captions == plain.summary.captions
     assert any("left out of 65 captions: zorp, blah" in note for note in odd.summary.notes)
-    assert any("1 captions were skipped" in note for note in odd.summary.notes)
+    assert any("1 caption was skipped" in note for note in odd.summary.notes)
     assert np.isnan(odd.suspicion[2])
     kept = np.delete(odd.suspicion, 2)
     assert kept == pytest.approx(plain.suspicion, abs=1e-4)
@@ -262,7 +262,8 @@ def test_words_of_very_long_captions_are_not_examined_and_said_to_be(
     result = audit_split(learned, replace(split, captions=captions))
     count = len(captions) if every else 1
     assert result.summary.words_examined == len(result.split.texts) - count
-    note = f"words were not examined in {count} captions that have more than {MOST_WORDS}"
+    these = f"{count} captions that have" if count > 1 else "1 caption that has"
+    note = f"words were not examined in {these} more than {MOST_WORDS}"
     assert [line for line in result.summary.notes if "examined" in line] == [note]
     number = list(result.split.texts).index(long)
     assert number not in result.word_effects.words

@@ -45,7 +45,7 @@ def test_decisions_say_which_captions_are_wrong(tmp_path) -> None:
     downloaded = tmp_path / "ann.jsonl"
     downloaded.write_bytes((tmp_path / "decisions.jsonl").read_bytes())
     assert read_checked(downloaded, SPLITS).splits == expected
-    assert "1 checked captions are not among" in read_checked(downloaded, SPLITS).notes()[0]
+    assert "1 checked caption is not among" in read_checked(downloaded, SPLITS).notes()[0]
 
 
 def test_conflicts_between_reviewers_are_left_out(tmp_path) -> None:
@@ -56,7 +56,7 @@ def test_conflicts_between_reviewers_are_left_out(tmp_path) -> None:
     log.append(other.model_copy(update={"merged": True}))
     read = read_checked(tmp_path, SPLITS)
     assert (read.splits, read.conflicts) == ({"train": {1: False}}, 1)
-    assert read.notes() == ["1 captions with conflicting decisions were not used"]
+    assert read.notes() == ["1 caption with conflicting decisions was not used"]
 
 
 def test_a_decision_on_a_copy_elsewhere_replaces_none_of_the_caption_itself(tmp_path) -> None:
@@ -77,9 +77,9 @@ def test_lines_that_are_no_decisions_are_counted(tmp_path) -> None:
         file.write('{"image": "a", "action": "maybe"}\n')
     read = read_checked(tmp_path, SPLITS)
     assert (read.splits, read.unknown, read.damaged) == ({"train": {1: False}}, 1, 1)
-    assert read.notes()[1] == "1 lines that are no decisions were skipped"
+    assert read.notes()[1] == "1 line that is no decision was skipped"
     table(tmp_path, '{"image": "a", "text": "a cat", "wrong": true}\n', "decisions.jsonl")
-    with pytest.raises(DataError, match=r"can be used .*: 1 lines that are no decisions"):
+    with pytest.raises(DataError, match=r"can be used .*: 1 line that is no decision"):
         read_checked(tmp_path, SPLITS)
 
 
@@ -191,7 +191,7 @@ def test_files_that_are_named_alike_in_many_folders_are_found_without_comparing_
         ("image,caption,wrong\na,-1,1\n", "its number among the captions"),
         ("image,caption,text,wrong\na,x,a cat,1\n", "its number among the captions"),
         ("image,text,wrong\na,a cat,1\na,a cat,0\n", "labels.csv:3: says .* line 2 says the opp"),
-        ("image,text,wrong\nz,a cat,1\n", "none of its .* for train, dev: 1 checked captions"),
+        ("image,text,wrong\nz,a cat,1\n", "none of its .* for train, dev: 1 checked caption is"),
         ("image,text,wrong\n", "none of its checked captions .*: it has no labels"),
         ("image,text,wrong\na,a cat\n", "2 fields, but the header names 3"),
     ],

@@ -167,8 +167,8 @@ def test_an_audit_learns_from_checked_captions(run, cache, tmp_path) -> None:
     gone = {**decision, "text": "a caption that is not there"}
     (out / "decisions.jsonl").write_text(f"{json.dumps(decision)}\n{json.dumps(gone)}\n")
     printed = " ".join(invoke(*asked, "--checked", out).split())
-    assert "1 checked captions (0 wrong) are too few to learn" in printed
-    assert "1 checked captions are not among the audited ones" in printed
+    assert "1 checked caption (0 wrong) is too few to learn" in printed
+    assert "1 checked caption is not among the audited ones" in printed
     with pytest.raises(ConfigError, match="exclude each other"):
         invoke(*asked, "--checked", out, "--false-alarms", 0.1, "--trusted", "dev")
     with pytest.raises(DataError, match="no such file"):

@@ -103,7 +103,7 @@ def test_a_new_audit_of_changed_data_says_which_decisions_apply(
     path.write_text(path.read_text().replace(json.dumps(findings[0].text), '"a new caption"', 1))
     asked = ["audit", run, photos, "--out", report, "--cache", tmp_path / "cache"]
     printed = " ".join(invoke(*asked, "--threshold", 0.001, "--examine", 4).split())
-    assert "1 on captions that are not listed apply to nothing" in printed
+    assert "1 on captions that are not listed applies to nothing" in printed
     assert "1 decided" in printed
 
 

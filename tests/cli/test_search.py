@@ -152,7 +152,7 @@ def test_images_that_cannot_be_read_are_named_by_build_and_add(
     folder = tmp_path / "index"
     command = ("index", run, faulty, "--out", folder, "--cache", cache)
     result = runner.invoke(app, [str(word) for word in command])
-    assert "added 1 images" in result.stdout
+    assert "added 1 image " in result.stdout
     messages = " ".join(result.stderr.split())
     assert "left out of the data: test/broken: broken.png: not an image" in messages
     assert "there is no image file 'lost.png'" in messages
@@ -208,7 +208,7 @@ def test_photos_keep_their_ids_when_files_of_the_same_name_appear(
     assert ids() == {"a", "b"}
     add(2, "images/a.png")
     again = ("index", "add", folder, photos, "--existing", "skip", *options)
-    assert "added 1 images" in invoke(*again)
+    assert "added 1 image " in invoke(*again)
     assert ids() == {"a", "a.png", "b"}
     add(3, "b.png")
     add(4, "images/b.png")

@@ -140,7 +140,8 @@ def test_ids_shared_with_the_training_split_are_counted_by_split() -> None:
                         "test": split("test", "d")})  # fmt: skip
     assert shared_with_train(pairs, "dev", "test", "train", "nosuch") == {"dev": 1}
     line = leakage_warning({"dev": 1, "test": 7})
-    assert line.startswith("warning: 1 image ids of 'dev', 7 image ids of 'test'")
+    assert line.startswith("warning: 1 image id of 'dev', 7 image ids of 'test' are also in")
+    assert "1 image id of 'dev' is also in" in leakage_warning({"dev": 1})
     assert "\n" not in line
     assert leakage_warning({}) == ""
     assert shared_with_train(Pairs("p", {"test": split("test", "d")}), "test") == {}
@@ -162,6 +163,9 @@ def test_splits_whose_names_begin_alike_are_compared(names, tmp_path) -> None:
     result = inspect(write_set(tmp_path, rows))
     assert {(e.ids, e.captions) for e in result.leakage} == {(1, 1)}
     assert len(notes(tmp_path, "shared-ids")) == 1
+    messages = [problem.message for problem in result.problems]
+    assert any(message.startswith("1 id is in both") for message in messages)
+    assert any(message.startswith("1 caption of") for message in messages)
 
 
 def test_the_thousand_images_of_coco_are_part_of_all_five_thousand(tmp_path) -> None:

@@ -45,6 +45,7 @@ from counterfoil.audit.suspicion import (
     sign_scales,
 )
 from counterfoil.core.errors import ArgumentError, ConfigError
+from counterfoil.core.printable import plural
 from counterfoil.core.progress import Progress
 from counterfoil.data.duplicates import Duplicate, near_duplicates
 from counterfoil.data.pairs import Split
@@ -204,7 +205,9 @@ def audit_split(
     if checked and weights is not None:
         more = [weights.note()]
         if unscored := len(checked) - weights.right - weights.wrong:
-            more.append(f"{unscored} checked captions could not be scored; they were not used")
+            one = "checked caption could not be scored; it was not used"
+            many = "checked captions could not be scored; they were not used"
+            more.append(plural(unscored, one, many))
         summary = summary.model_copy(update={"notes": (*summary.notes, *more)})
     return Audit(
         split=split,
@@ -392,12 +395,13 @@ def summarize(
     notes = []
     if len(captions) < MIN_REFERENCE_CAPTIONS:
         notes.append(
-            f"only {len(captions)} captions: too few to say what is usual, so suspicion is only "
-            "good for ordering them"
+            f"only {plural(len(captions), 'caption')}: too few to say what is usual, so suspicion "
+            "is only good for ordering them"
         )
     if too_long:
         notes.append(
-            f"words were not examined in {too_long} captions that have more than {MOST_WORDS}"
+            "words were not examined in "
+            f"{plural(too_long, 'caption that has', 'captions that have')} more than {MOST_WORDS}"
         )
     if examined < len(captions) - too_long:
         notes.append(
@@ -409,11 +413,13 @@ def summarize(
     if names:
         more = f" and {len(names) - NAMED_WORDS} more" if len(names) > NAMED_WORDS else ""
         notes.append(
-            f"words outside the model's vocabulary were left out of {len(survey.unknown)} "
-            f"captions: {', '.join(names[:NAMED_WORDS])}{more}"
+            "words outside the model's vocabulary were left out of "
+            f"{plural(len(survey.unknown), 'caption')}: {', '.join(names[:NAMED_WORDS])}{more}"
         )
     if skipped:
-        notes.append(f"{skipped} captions were skipped: the model knows none of their words")
+        these = plural(skipped, "caption was", "captions were")
+        whose = "its" if skipped == 1 else "their"
+        notes.append(f"{these} skipped: the model knows none of {whose} words")
     if survey.compared < 2:
         notes.append("there is no other image to compare with")
     return Summary(

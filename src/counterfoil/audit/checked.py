@@ -13,6 +13,7 @@ from typing import Any
 from counterfoil.audit.decisions import LOG, CaptionKey, DecisionLog
 from counterfoil.audit.findings import unescape_formula
 from counterfoil.core.errors import DataError
+from counterfoil.core.printable import plural
 from counterfoil.data.formats.base import ALIASES, normalized_split
 from counterfoil.data.formats.image_files import folded
 from counterfoil.data.formats.text_files import READERS, read_rows
@@ -44,13 +45,17 @@ class CheckedCaptions:
         lines = []
         if self.unknown:
             lines.append(
-                f"{self.unknown} checked captions are not among the audited ones (another split or "
-                "image, or a text that has changed); they were not used"
+                f"{plural(self.unknown, 'checked caption is', 'checked captions are')} not among "
+                "the audited ones (another split or image, or a text that has changed); "
+                f"{'it was' if self.unknown == 1 else 'they were'} not used"
             )
         if self.conflicts:
-            lines.append(f"{self.conflicts} captions with conflicting decisions were not used")
+            one = "caption with conflicting decisions was not used"
+            many = "captions with conflicting decisions were not used"
+            lines.append(plural(self.conflicts, one, many))
         if self.damaged:
-            lines.append(f"{self.damaged} lines that are no decisions were skipped")
+            one, many = "line that is no decision was", "lines that are no decisions were"
+            lines.append(f"{plural(self.damaged, one, many)} skipped")
         return lines
 
 

@@ -22,6 +22,7 @@ from counterfoil.audit.findings import Summary
 from counterfoil.audit.sign_weights import SignWeights
 from counterfoil.audit.suspicion import Scales
 from counterfoil.core.errors import ConfigError, DataError
+from counterfoil.core.printable import plural
 from counterfoil.data.pairs import Split
 from counterfoil.evaluation.ranks import Values
 from counterfoil.evaluation.words.doubts import NO_DOUBT, may_be_wrong
@@ -190,7 +191,8 @@ def _refuse_few(name: str, captions: int, words: int, rate: float) -> None:
     needed = max(MIN_TRUSTED, math.ceil(1.0 / max(rate, 1e-9)))
     if min(captions, words) < needed:
         raise DataError(
-            f"split '{name}': {captions} trusted captions with {words} words are too few for "
+            f"split '{name}': {plural(captions, 'trusted caption')} with {plural(words, 'word')} "
+            f"{'is' if captions == 1 else 'are'} too few for "
             f"{100 * rate:g} % false alarms; give at least {needed} of both"
         )
 

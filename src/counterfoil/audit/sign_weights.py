@@ -28,6 +28,7 @@ from counterfoil.audit.suspicion import (
     evidence,
 )
 from counterfoil.core.errors import ArgumentError
+from counterfoil.core.printable import plural
 from counterfoil.evaluation.words.evaluate import roc_auc
 
 WEIGHED_SIGNS = (*MEASURED_SIGNS, "copies")
@@ -80,11 +81,13 @@ class SignWeights:
 
     def note(self) -> str:
         """A line for the reader of a report."""
-        captions = f"{self.right + self.wrong} checked captions ({self.wrong} wrong)"
+        count = self.right + self.wrong
+        captions = f"{plural(count, 'checked caption')} ({self.wrong} wrong)"
         if not self.learned:
             return (
-                f"{captions} are too few to learn weights of signs from, which needs at least "
-                f"{MIN_OF_EACH} right and {MIN_OF_EACH} wrong ones: the default weights were used"
+                f"{captions} {'is' if count == 1 else 'are'} too few to learn weights of signs "
+                f"from, which needs at least {MIN_OF_EACH} right and {MIN_OF_EACH} wrong ones: the "
+                "default weights were used"
             )
         each = ", ".join(
             f"{sign} {weight:.2f} ({WEIGHTS.get(sign, 0.0):g})"

@@ -23,6 +23,7 @@ from counterfoil.cli.output import (
 )
 from counterfoil.cli.signals import interruptible
 from counterfoil.core.errors import ConfigError
+from counterfoil.core.printable import plural
 from counterfoil.core.storage.reading import read_text
 
 if TYPE_CHECKING:
@@ -355,7 +356,8 @@ def _too_many(
     if fail_above is not None and share > fail_above:
         return f"{100 * share:.2f} % of the captions have {level}, allowed: {100 * fail_above:g} %"
     if max_suspicious is not None and listed > max_suspicious:
-        return f"{listed} captions have {level}, allowed: {max_suspicious}"
+        these = plural(listed, "caption has", "captions have")
+        return f"{these} {level}, allowed: {max_suspicious}"
     return ""
 
 
@@ -379,7 +381,9 @@ def _show(
     _print_columns("Near-duplicates (likely false negatives, not errors)", splits, near)
     listed = sum(one.listed for one in audits)
     level = threshold_text([one.summary for one in audits])
-    print_line(f"listed: {listed} captions with a suspicion of at least {level} ({chosen_by})")
+    print_line(
+        f"listed: {plural(listed, 'caption')} with a suspicion of at least {level} ({chosen_by})"
+    )
     print_left_out(problems, "see the report, or: counterfoil data inspect")
     for one in audits:
         _print_skipped(one.summary)
@@ -416,7 +420,8 @@ def _progress(counts: dict[str, int]) -> str:
     if counts["conflicts"]:
         text += f" ({counts['conflicts']} in conflict)"
     if counts["unknown"]:
-        text += f"; {counts['unknown']} on captions that are not listed apply to nothing"
+        verb = "applies" if counts["unknown"] == 1 else "apply"
+        text += f"; {counts['unknown']} on captions that are not listed {verb} to nothing"
     if counts["damaged"]:
-        text += f"; {counts['damaged']} damaged lines were skipped"
+        text += f"; {plural(counts['damaged'], 'damaged line was', 'damaged lines were')} skipped"
     return text

@@ -10,6 +10,7 @@ import typer
 import counterfoil.cli.options as opt
 from counterfoil.cli.inputs import DataChoice
 from counterfoil.cli.output import print_json, print_line
+from counterfoil.core.printable import plural
 
 if TYPE_CHECKING:
     from counterfoil.audit import Exported, Merged
@@ -124,11 +125,15 @@ def _show_exported(exported: Exported) -> None:
         f"and unchanged: {exported.open}"
     )
     if exported.conflicts:
-        print_line(f"{exported.conflicts} of the open findings are conflicts between reviewers")
+        verb = "is a conflict" if exported.conflicts == 1 else "are conflicts"
+        print_line(f"{exported.conflicts} of the open findings {verb} between reviewers")
     if exported.unknown:
-        print_line(f"{exported.unknown} decisions on captions that are not listed were not applied")
+        decisions = plural(exported.unknown, "decision")
+        verb = "was" if exported.unknown == 1 else "were"
+        print_line(f"{decisions} on captions that are not listed {verb} not applied")
     if exported.missing:
-        print_line(f"{exported.missing} decisions on captions that the data do not have (any more)")
+        decisions = plural(exported.missing, "decision")
+        print_line(f"{decisions} on captions that the data do not have (any more)")
     if exported.emptied:
         names = ", ".join(exported.emptied[:MAX_PRINTED])
         more = len(exported.emptied) - MAX_PRINTED
@@ -143,17 +148,19 @@ def _show_exported(exported: Exported) -> None:
 
 def _show_merged(merged: Merged) -> None:
     agreement = merged.agreement
-    print_line(f"{merged.source}: {merged.added} decisions added, {merged.present} already here")
+    print_line(
+        f"{merged.source}: {plural(merged.added, 'decision')} added, {merged.present} already here"
+    )
     if merged.withdrawn:
         print_line(f"  taken back by their reviewers since: {merged.withdrawn}, removed here too")
     if merged.unknown:
         print_line(f"  {merged.unknown} on captions that are not listed here; stored all the same")
     if merged.damaged:
-        print_line(f"  {merged.damaged} damaged lines were skipped")
+        print_line(f"  {plural(merged.damaged, 'damaged line was', 'damaged lines were')} skipped")
     if agreement.share is not None:
         kappa = "not defined" if agreement.kappa is None else f"{agreement.kappa:.2f}"
         print_line(
-            f"  agreement on {agreement.both} findings that both decided: "
+            f"  agreement on {plural(agreement.both, 'finding')} that both decided: "
             f"{100 * agreement.share:.1f} %, Cohen's kappa {kappa}; "
             f"{agreement.corrections_differ} fixed differently"
         )

@@ -10,6 +10,7 @@ import typer
 import counterfoil.cli.options as opt
 from counterfoil.cli.inputs import parse_options
 from counterfoil.cli.output import print_json, print_line, print_table, progress
+from counterfoil.core.printable import plural
 
 if TYPE_CHECKING:
     from counterfoil.data import Inspection
@@ -94,7 +95,7 @@ def _show(inspection: Inspection, limit: int) -> None:
 
         print_line(f"in training, {describe(*inspection.dev_set_aside)}", style="cyan")
     fatal, skipped, notes = (sum(p.severity.value == one for p in problems) for one in levels)
-    print_line(f"{fatal} fatal, {skipped} skipped, {notes} notes")
+    print_line(f"{fatal} fatal, {skipped} skipped, {plural(notes, 'note')}")
 
 
 def _row(name: str, split: SplitSummary) -> list[str]:
@@ -112,8 +113,8 @@ def _row(name: str, split: SplitSummary) -> list[str]:
 
 
 def _show_leakage(leakage: Leakage) -> None:
-    counts = {"ids": leakage.ids, "captions": leakage.captions, "similar images": leakage.images}
-    listed = ", ".join(f"{count:,} {what}" for what, count in counts.items() if count)
+    counts = {"id": leakage.ids, "caption": leakage.captions, "similar image": leakage.images}
+    listed = ", ".join(plural(count, what) for what, count in counts.items() if count)
     if listed:
         one, other = leakage.splits
         print_line(f"'{one}' and '{other}' share {listed}", style="yellow")

@@ -14,6 +14,7 @@ from counterfoil.audit import DataSource, audit_split
 from counterfoil.audit import write_report as write_audit
 from counterfoil.cli.output import print_json, print_line
 from counterfoil.core.errors import ConfigError, CounterfoilError, DataError
+from counterfoil.core.printable import plural
 from counterfoil.core.progress import Progress
 from counterfoil.core.storage.atomic import write_atomically
 from counterfoil.core.storage.locks import locked_folder
@@ -215,7 +216,9 @@ def _read_captions(folder: Path, bars: Progress) -> Captions | None:
     for path, reason in list(reasons.items())[:MAX_NAMED]:
         bars.say(f"warning: {path}: not used as captions: {reason}")
     if len(reasons) > MAX_NAMED:
-        bars.say(f"warning: … and {len(reasons) - MAX_NAMED:,} more files not used as captions")
+        bars.say(
+            f"warning: … and {plural(len(reasons) - MAX_NAMED, 'more file')} not used as captions"
+        )
     return used
 
 
@@ -315,8 +318,8 @@ def _show(library: Library, folder: Path) -> None:
     texts = "no captions"
     if library.captions:
         files = ", ".join(file.name for file in library.captions.files)
-        texts = f"{len(split.texts):,} captions from {files}"
-    print_line(f"{folder}: {len(split):,} photos, {texts}")
+        texts = f"{plural(len(split.texts), 'caption')} from {files}"
+    print_line(f"{folder}: {plural(len(split), 'photo')}, {texts}")
     if unreadable:
         print_line(f"unreadable photos, left out: {len(unreadable):,}", style="yellow")
         for one in unreadable[:MAX_NAMED]:

@@ -16,6 +16,7 @@ from counterfoil.cli.inputs import DataChoice, check_index, check_inputs, open_i
 from counterfoil.cli.output import MAX_NAMED, print_json, print_line, print_table, progress
 from counterfoil.core.config import model_folder
 from counterfoil.core.errors import ConfigError
+from counterfoil.core.printable import plural
 
 if TYPE_CHECKING:
     from counterfoil.core.progress import Progress
@@ -289,7 +290,8 @@ def remove(
     if as_json:
         print_json({"removed": removed, "images": len(opened)})
         return
-    print_line(f"removed {removed} items; {len(opened):,} images are left")
+    left = plural(len(opened), "image is", "images are")
+    print_line(f"removed {plural(removed, 'item')}; {left} left")
 
 
 @index_app.command()
@@ -396,11 +398,7 @@ def _report(
         return
     _say_some(bars, "left out of the data", unread, "--json lists them")
     _say_some(bars, "left out of the index", added.left_out, "--json lists them")
-    print_line(
-        f"added {added.images:,} images and {added.captions:,} captions"
-        + (f"; {added.updated:,} of the images were updated" if added.updated else "")
-        + (f"; {added.skipped:,} images were already in the index" if added.skipped else "")
-    )
+    print_line(str(added))
     _show(index.info())
     if recalls:
         _print_recall(recalls)

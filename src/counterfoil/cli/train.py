@@ -16,6 +16,7 @@ from counterfoil.cli.recipes import complete_recipe
 from counterfoil.cli.signals import StopSignals
 from counterfoil.core.config import RunConfig, load_config
 from counterfoil.core.errors import CheckpointError, ConfigError, DataError
+from counterfoil.core.printable import plural
 from counterfoil.core.recipes import SUFFIXES, find_recipe, recipe_name
 from counterfoil.core.unknown_names import check_names
 from counterfoil.core.unread_options import refuse_unread
@@ -282,9 +283,10 @@ def _summarize(finished: FinishedRun, split: str, as_json: bool) -> None:
         print_line(report.warning(), stderr=True)
     for title, rows in report.tables():
         print_table(rows, title=title)
+    left_out = sum(skipped_kinds(finished.pairs).values())
     print_line(
         f"{result.steps} updates in {result.seconds:.0f} s; best RSUM {result.best_rsum:.1f} on "
-        f"{split}, at epoch {result.best_epoch}; {result.skipped} images skipped in training, "
-        f"{sum(skipped_kinds(finished.pairs).values())} items left out of the data"
+        f"{split}, at epoch {result.best_epoch}; {plural(result.skipped, 'image')} skipped in "
+        f"training, {plural(left_out, 'item')} left out of the data"
     )
     print_line(f"report: {finished.page}")

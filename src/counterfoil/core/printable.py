@@ -1,4 +1,4 @@
-"""Escape untrusted text for a terminal or an HTML page."""
+"""Text for a terminal or an HTML page: numbers with their nouns, and untrusted text escaped."""
 
 from __future__ import annotations
 
@@ -8,6 +8,15 @@ import re
 from html import escape
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+
+def plural(number: int, one: str, many: str = "") -> str:
+    """A number with its noun, and with the verb if that differs, too.
+
+    >>> plural(1, "id is", "ids are"), plural(1200, "caption")
+    ('1 id is', '1,200 captions')
+    """
+    return f"{number:,} {one if number == 1 else many or one + 's'}"
 
 
 def printable(text: str, keep: str = "") -> str:

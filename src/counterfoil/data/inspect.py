@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from counterfoil.core.errors import DataError
+from counterfoil.core.printable import plural
 from counterfoil.core.progress import Progress, Silent
 from counterfoil.core.storage.remote import is_url
 from counterfoil.data.duplicates import (
@@ -345,9 +346,9 @@ def _row_fault(table: FragmentTable, index: int) -> tuple[str, str] | None:
     except DataError as error:
         return "truncated-array", str(error)
     finite = np.isfinite(stored.features)
-    if not finite.all():
+    if count := int((~finite).sum()):
         row = int(table.rows[index])
-        return "non-finite", f"row {row}: {int((~finite).sum())} values are not finite numbers"
+        return "non-finite", f"row {row}: {plural(count, 'value is', 'values are')} not finite"
     if stored.boxes is not None and not np.isfinite(stored.boxes).all():
         return "non-finite", f"row {int(table.rows[index])}: a box is not finite numbers"
     return None

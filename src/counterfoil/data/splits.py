@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from counterfoil.core.errors import ConfigError, DataError
+from counterfoil.core.printable import plural
 from counterfoil.core.storage.atomic import write_atomically
 from counterfoil.core.storage.reading import read_text
 from counterfoil.data.duplicates import Looks, find_look_alikes, spoken
@@ -102,8 +103,9 @@ def with_dev_split(pairs: Pairs, share: float, saved: Collection[str] | None = N
         return pairs
     if len(train) < 2:
         raise DataError(
-            f"data set '{pairs.name}': no split 'dev', and 'train' has {len(train)} images; at "
-            "least two are needed, one to train on and one to select the checkpoint with"
+            f"data set '{pairs.name}': no split 'dev', and 'train' has "
+            f"{plural(len(train), 'image')}; at least two are needed, one to train on "
+            "and one to select the checkpoint with"
         )
     aside = aside or choose_dev(train.ids, share)
     chosen = set(aside)
@@ -296,13 +298,16 @@ def leakage_warning(shared: Mapping[str, int], judges: tuple[str, str, int] | No
     """
     faults = []
     if shared:
-        counts = ", ".join(f"{count} image ids of '{name}'" for name, count in shared.items())
-        faults.append(f"{counts} are also in the training split: results on them are too good")
+        counts = ", ".join(
+            f"{plural(count, 'image id')} of '{name}'" for name, count in shared.items()
+        )
+        verb = "is" if sum(shared.values()) == 1 else "are"
+        faults.append(f"{counts} {verb} also in the training split: results on them are too good")
     if judges is not None and judges[2]:
         one, other, count = judges
         faults.append(
-            f"{count} image ids are in both '{one}' and '{other}': the checkpoint is selected on "
-            "images that test it"
+            f"{plural(count, 'image id is', 'image ids are')} in both '{one}' and '{other}': the "
+            "checkpoint is selected on images that test it"
         )
     return f"warning: {'; '.join(faults)} (see: counterfoil data inspect)" if faults else ""
 
@@ -326,7 +331,8 @@ def _between(
         log.note(
             "shared-captions",
             where,
-            f"{len(repeated)} captions of '{other.name}' stand word for word in '{one.name}' "
+            f"{plural(len(repeated), 'caption')} of '{other.name}' "
+            f"{'stands' if len(repeated) == 1 else 'stand'} word for word in '{one.name}' "
             f"(such as '{repeated[0][:80]}')",
         )
     images = None
@@ -339,9 +345,10 @@ def _between(
             log.note(
                 "similar-images",
                 where,
-                f"{'' if matches.complete else 'at least '}{images} images of '{other.name}' look "
-                f"like one of '{one.name}' (such as '{other.ids[second]}' like "
-                f"'{one.ids[first]}'); {both} should not have them",
+                f"{'' if matches.complete else 'at least '}{plural(images, 'image')} of "
+                f"'{other.name}' {'looks' if images == 1 else 'look'} like one of '{one.name}' "
+                f"(such as '{other.ids[second]}' like '{one.ids[first]}'); {both} should not "
+                f"have {'it' if images == 1 else 'them'}",
             )
     ids = len(set(one.ids) & set(other.ids))
     return Leakage((one.name, other.name), ids, len(repeated), images)

@@ -11,6 +11,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 
 from counterfoil.core.errors import DataError, nearest
+from counterfoil.core.printable import plural
 from counterfoil.core.progress import Progress
 from counterfoil.core.storage.segments import Change, Ids
 from counterfoil.data.batches.collate import pad_fragments
@@ -41,6 +42,15 @@ class Added:
     updated: int = 0
     skipped: int = 0
     left_out: list[str] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        line = f"added {plural(self.images, 'image')} and {plural(self.captions, 'caption')}"
+        if self.updated:
+            verb = "was" if self.updated == 1 else "were"
+            line += f"; {self.updated:,} of the images {verb} updated"
+        if self.skipped:
+            line += f"; {plural(self.skipped, 'image was', 'images were')} already in the index"
+        return line
 
     def __add__(self, other: Added) -> Added:
         return Added(
@@ -165,7 +175,8 @@ def _select_new(index: IndexState, split: Split, existing: Existing) -> Split:
     known = {i for i, name in enumerate(split.ids) if name in names}
     if known and existing == "refuse":
         raise DataError(
-            f"{len(known)} images of split '{split.name}' are in the index already (the first: "
+            f"{plural(len(known), 'image')} of split '{split.name}' "
+            f"{'is' if len(known) == 1 else 'are'} in the index already (the first: "
             f"{split.ids[min(known)]}); nothing was added; skip or update them with --existing"
         )
     left = known if existing == "skip" else set()

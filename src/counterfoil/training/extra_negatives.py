@@ -17,6 +17,7 @@ from torch import Tensor
 from counterfoil.core.config import model_folder
 from counterfoil.core.distributed import on_first_process
 from counterfoil.core.errors import ConfigError, DataError, TrainingError
+from counterfoil.core.printable import plural
 from counterfoil.core.progress import Progress, Silent
 from counterfoil.core.storage.locks import locked_in_turn
 from counterfoil.core.tensors.modes import eval_mode
@@ -146,7 +147,7 @@ def mine(
     progress = progress or Silent()
     encoded, readable, skipped = encode_images(model, split, progress=progress)
     if skipped:
-        progress.say(f"no hard negatives among {len(skipped)} images that cannot be read")
+        progress.say(f"no hard negatives among {plural(len(skipped), 'image')} that cannot be read")
     rows = [row for row, image in enumerate(readable) if split.captions[image]]
     images = np.array([readable[row] for row in rows], dtype=np.int64)
     texts = np.flatnonzero(np.isin(split.image_of, images))

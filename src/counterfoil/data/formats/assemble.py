@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import combinations
 
-from counterfoil.core.printable import is_encodable
+from counterfoil.core.printable import is_encodable, plural
 from counterfoil.data.formats.base import (
     HASHED,
     PARTLY_HASHED,
@@ -204,12 +204,12 @@ def _note_missing_words(items: Sequence[Item], log: ProblemLog) -> None:
     ]
     if places:
         item, number = places[0]
-        these = "1 caption is" if len(places) == 1 else f"{len(places)} captions are"
         log.note(
             "missing-value",
             item.where_caption(number),
-            f"{these} only a word for a missing value, the first '{item.captions[number]}'; used "
-            "as text: empty the cell of an image that has no caption",
+            f"{plural(len(places), 'caption is', 'captions are')} only a word for a missing "
+            f"value, the first '{item.captions[number]}'; used as text: empty the "
+            "cell of an image that has no caption",
         )
 
 
@@ -222,5 +222,6 @@ def _note_shared_ids(by_split: dict[str, list[Item]], name: str, log: ProblemLog
             log.note(
                 "shared-ids",
                 name,
-                f"{len(shared)} ids are in both '{one}' and '{other}' (such as '{min(shared)}')",
+                f"{plural(len(shared), 'id is', 'ids are')} in both '{one}' and '{other}' (such as "
+                f"'{min(shared)}')",
             )

@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from counterfoil.core.printable import plural
 from counterfoil.data.formats.base import HASHED, Draft, Item, Source, hashed_splits, sources
 from counterfoil.data.formats.image_files import image_folder
 from counterfoil.data.formats.text_files import read_lines
@@ -137,6 +138,6 @@ def _listed(
         log.note(
             "unlisted-images",
             tokens,
-            f"{len(unlisted)} images are in no split's list and are left out "
+            f"{plural(len(unlisted), 'image is', 'images are')} in no split's list and left out "
             f"(such as '{min(unlisted)}')",
         )
