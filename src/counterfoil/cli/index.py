@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -12,19 +11,20 @@ import typer
 from typer.core import TyperGroup
 
 import counterfoil.cli.options as opt
+from counterfoil.cli.index_report import (
+    print_info,
+    print_recall,
+    report_build,
+    report_part,
+)
 from counterfoil.cli.inputs import DataChoice, check_index, check_inputs, open_index, parse_options
-from counterfoil.cli.output import MAX_NAMED, print_json, print_line, print_table, progress
+from counterfoil.cli.output import print_json, print_line, progress
 from counterfoil.core.config import model_folder
 from counterfoil.core.errors import ConfigError
 from counterfoil.core.printable import plural
 
 if TYPE_CHECKING:
-    from counterfoil.core.progress import Progress
     from counterfoil.data.pairs import Pairs
-    from counterfoil.search import SearchIndex
-    from counterfoil.search.parts import PartReport
-    from counterfoil.search.query import Recall
-    from counterfoil.search.update import Added
 
 
 class BuildByDefault(TyperGroup):
@@ -198,7 +198,7 @@ def build(
                 progress=bars,
             )
             if part != AUTO:
-                _report_part(made, as_json)
+                report_part(made, as_json)
                 return
             opt.wait_for_parts()
             if not first:
@@ -230,7 +230,7 @@ def build(
                 f"--existing skip{same}"
             )
             raise
-    _report(index, added, data, recall_queries, bars, as_json)
+    report_build(index, added, data, recall_queries, bars, as_json)
 
 
 @index_app.command()
@@ -266,7 +266,7 @@ def add(
     splits = choice.named(data, split)
     bars = progress(quiet=as_json)
     added = opened.add(splits, existing=existing, progress=bars)
-    _report(opened, added, data, recall_queries, bars, as_json)
+    report_build(opened, added, data, recall_queries, bars, as_json)
 
 
 @index_app.command()
@@ -319,7 +319,7 @@ def info(
     if as_json:
         print_json({**tree, **({"damaged": damaged} if check else {})})
     else:
-        _show(tree)
+        print_info(tree)
     if damaged:
         raise DataError("\n".join(damaged))
 
@@ -348,7 +348,7 @@ def recall(
     if as_json:
         print_json([way.as_dict() for way in recalls])
     else:
-        _print_recall(recalls)
+        print_recall(recalls)
 
 
 @index_app.command()
@@ -371,85 +371,3 @@ def compact(
         print_json({"bytes_before": before, "bytes": opened.info()["bytes"]})
     else:
         print_line(f"{before / 1e6:,.1f} MB before, {opened.info()['bytes'] / 1e6:,.1f} MB now")
-
-
-def _report_part(report: PartReport, as_json: bool) -> None:
-    if as_json:
-        print_json(report.as_dict())
-        return
-    print_line(
-        f"{report.folder}: {report.part} is complete, {report.images:,} images and "
-        f"{report.captions:,} captions; when all parts are: the same command with --merge"
-    )
-
-
-def _report(
-    index: SearchIndex, added: Added, data: Pairs, queries: int, bars: Progress, as_json: bool
-) -> None:
-    from counterfoil.training.run_data import skipped_items
-
-    # items that were dropped while reading the data, of any split, never reach the index
-    unread = [*map(str, skipped_items(data))]
-    measured = queries > 0 and all(len(items) for items in index.items.values())
-    recalls = index.recall(queries, progress=bars) if measured else []
-    if as_json:
-        ways = [way.as_dict() for way in recalls]
-        print_json({"added": vars(added), "unread": unread, "recall": ways, **index.info()})
-        return
-    _say_some(bars, "left out of the data", unread, "--json lists them")
-    _say_some(bars, "left out of the index", added.left_out, "--json lists them")
-    print_line(str(added))
-    _show(index.info())
-    if recalls:
-        _print_recall(recalls)
-    command = shlex.join(["counterfoil", "search", str(index.folder), _example(index)])
-    print_line(f"search it: {command}")
-
-
-def _say_some(bars: Progress, title: str, lines: Sequence[str], where: str) -> None:
-    for line in lines[:MAX_NAMED]:
-        bars.say(f"{title}: {line}")
-    if len(lines) > MAX_NAMED:
-        bars.say(f"{title}: {len(lines) - MAX_NAMED:,} more ({where})")
-
-
-def _example(index: SearchIndex) -> str:
-    """A caption of the index: its words are in the model's vocabulary."""
-    texts = index.items["captions"]
-    return (
-        str(texts.about(texts.table.live_ids[:1])[0]["text"]) if len(texts) else "a dog on a beach"
-    )
-
-
-def _show(tree: dict[str, Any]) -> None:
-    print_table(
-        [
-            ["index", str(tree["folder"])],
-            ["model", f"{tree['model']['name']} ({tree['model']['sha256'][:12]})"],
-            ["images", f"{tree['images']:,}"],
-            ["captions", f"{tree['captions']:,}"],
-            ["first stage", f"{tree['backend']}, {_first_stage(tree)}, {tree['dtype']}"],
-            ["shortlist", f"{tree['shortlist']:,}"],
-            ["size", f"{tree['bytes'] / 1e6:,.1f} MB"],
-        ]
-    )
-
-
-def _first_stage(tree: dict[str, Any]) -> str:
-    if "first_model" not in tree:
-        return str(tree["first_stage"])
-    return f"vectors of {tree['first_model']['name']} ({tree['first_model']['sha256'][:12]})"
-
-
-def _print_recall(recalls: list[Recall]) -> None:
-    rows = [
-        [
-            f"{way.asked_with} → {way.target}",
-            *(f"{100 * value:.1f}" for value in way.at.values()),
-            f"{way.shortlist:,} of {way.items:,}",
-            f"{way.queries:,}",
-        ]
-        for way in recalls
-    ]
-    header = ["", *(f"recall@{k}" for k in recalls[0].at), "shortlist", "queries"]
-    print_table([header, *rows], title="two-stage search against scoring every item (%)")
