@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 
 from counterfoil.audit.audit import Audit, audit_split
-from counterfoil.audit.benchmark import Corrupted, corrupt, measure_audit
+from counterfoil.audit.planted_errors import Corrupted, corrupt, measure_audit
 from counterfoil.audit.suspicion import SIGNS
 from counterfoil.core.progress import Silent
 from counterfoil.core.zoo import resolve

@@ -23,8 +23,8 @@ import numpy as np
 
 from counterfoil.audit import alarm_curve, audit_split, calibrate
 from counterfoil.audit.audit import Audit
-from counterfoil.audit.benchmark import Corrupted, corrupt
 from counterfoil.audit.false_alarms import conformal_threshold
+from counterfoil.audit.planted_errors import Corrupted, corrupt
 from counterfoil.audit.suspicion import (
     SIGNS,
     WEIGHTS,

@@ -10,7 +10,7 @@ import pytest
 import counterfoil as cf
 from counterfoil.audit import audit_split
 from counterfoil.audit.audit import _rival_leads
-from counterfoil.audit.benchmark import corrupt, measure_audit
+from counterfoil.audit.planted_errors import corrupt, measure_audit
 from counterfoil.audit.suspicion import SIGNS, WordEffects
 from counterfoil.core.errors import ConfigError
 from counterfoil.data.duplicates import Duplicate

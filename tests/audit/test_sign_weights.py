@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 from counterfoil.audit import audit_split, calibrate, false_alarms
-from counterfoil.audit.benchmark import corrupt
 from counterfoil.audit.neighbors import (
     Side,
     copy_disagreement,
     disagreement,
     summed_disagreement,
 )
+from counterfoil.audit.planted_errors import corrupt
 from counterfoil.audit.sign_weights import (
     MIN_OF_EACH,
     WEIGHED_SIGNS,

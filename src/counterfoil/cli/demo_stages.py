@@ -17,7 +17,8 @@ import typer
 
 from counterfoil.audit import Audit, Corrector, audit_split
 from counterfoil.audit import write_report as write_audit
-from counterfoil.audit.benchmark import (
+from counterfoil.audit.findings import LINES
+from counterfoil.audit.planted_errors import (
     AuditMeasures,
     Corrupted,
     PlantedCaption,
@@ -26,7 +27,6 @@ from counterfoil.audit.benchmark import (
     measure_audit,
     planted_captions,
 )
-from counterfoil.audit.findings import LINES
 from counterfoil.audit.report import PAGE as AUDIT_PAGE
 from counterfoil.audit.report import SUMMARY
 from counterfoil.audit.suspicion import WEIGHTS

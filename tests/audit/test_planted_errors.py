@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from counterfoil.audit import audit_split
-from counterfoil.audit.benchmark import Corrupted, measure_audit
+from counterfoil.audit.planted_errors import Corrupted, measure_audit
 from counterfoil.audit.suspicion import CaptionWord, WordEffects
 
 

@@ -1,4 +1,4 @@
-"""Benchmark an audit on captions and words that were made wrong at a known rate."""
+"""Plant errors into captions and words of drawn scenes, and count what an audit finds of them."""
 
 from __future__ import annotations
 
