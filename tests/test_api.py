@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 import webbrowser
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -283,6 +284,21 @@ def test_a_folder_without_a_run_cannot_be_resumed(pairs, tmp_path) -> None:
         cf.train(model, pairs, folder=tmp_path, resume=True)
 
 
+def test_a_refused_resume_leaves_the_run_as_it_was(pairs, tmp_path) -> None:
+    settings = {"folder": tmp_path / "run", "epochs": 1, "batch_size": 32, "progress": False}
+    undivided = replace(pairs, splits={"train": pairs.train, "test": pairs.test})
+    model = cf.create("vse-fc", undivided, embed_size=16)
+    cf.train(model, undivided, "triplet", **settings)
+    saved = (tmp_path / "run" / "dev_split.json").read_bytes()
+    fewer = replace(undivided, splits={**undivided.splits, "train": pairs.train.select(range(28))})
+    with pytest.raises(DataError, match="no longer those that the run began with"):
+        cf.train(copy.deepcopy(model), fewer, "triplet", resume=True, **settings)
+    assert (tmp_path / "run" / "dev_split.json").read_bytes() == saved
+    cf.train(copy.deepcopy(model), undivided, "triplet", resume=True, **settings)
+    with pytest.raises(ArgumentError, match="resume=True continues a run, overwrite=True replaces"):
+        cf.train(model, undivided, "triplet", resume=True, overwrite=True, **settings)
+
+
 @pytest.mark.slow
 def test_the_config_of_a_run_says_how_its_model_was_made(pairs, tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
@@ -455,7 +471,7 @@ def test_a_mistyped_run_is_not_looked_for_on_the_hub(tmp_path, monkeypatch) -> N
 
 
 def test_what_is_no_path_model_or_split_is_refused_by_name(model, tmp_path) -> None:
-    for call in (cf.load, cf.load_pairs, cf.open_index):
+    for call in (cf.load, cf.load_pairs, cf.open_index, cf.from_pretrained):
         with pytest.raises(ValueError, match=f"{call.__name__}: expected a path or a name, got"):
             call(None)
     with pytest.raises(ValueError, match="save_pretrained: expected a path or a name, got"):

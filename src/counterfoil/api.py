@@ -259,6 +259,8 @@ def train(
             f"train: expected a model that create or load made, got {short_repr(model)}"
         )
     _require_pairs("train", pairs)
+    if resume and overwrite:
+        raise ArgumentError("train: resume=True continues a run, overwrite=True replaces it")
     bars = as_progress(True if progress is None else progress)
     sections: dict[str, Any] = {
         key: settings.pop(key) for key in ("data", "evaluation", "seed") if key in settings
@@ -293,8 +295,9 @@ def train(
             saved = read_dev_split(folder) if resume else None
             pairs = with_dev_split(pairs, config.data.dev_share, saved)
         pairs = with_noise(config, pairs)  # after the dev split, which stays clean
-        on_first_process(lambda: save_noise(config, pairs, folder))
-        on_first_process(lambda: save_dev_split(folder, pairs, config.data.dev_share))
+        if not resume:  # what a run began with stays as it was, also if the data have changed
+            on_first_process(lambda: save_noise(config, pairs, folder))
+            on_first_process(lambda: save_dev_split(folder, pairs, config.data.dev_share))
         if note := dev_note(pairs):
             bars.say(f"note: {note}")
         model.init_from = None  # further training starts from the weights of this run

@@ -172,6 +172,7 @@ def first_member(part: nn.Module) -> nn.Module:
 
 def from_pretrained(folder: str | Path) -> Model:
     """Load a model: a folder of `save_pretrained`, the best checkpoint of a run, or by name."""
+    require_path("from_pretrained", folder)
     folder = zoo.resolve(folder)
     if not os.path.lexists(folder / CONFIG) and (folder / "best" / CONFIG).is_file():
         folder = folder / "best"
