@@ -102,8 +102,8 @@ def losses(model: BertForPreTraining, batch: Batch, device: torch.device) -> tup
 def measure(model: BertForPreTraining, held_out: list[Batch], device: torch.device) -> dict:
     """Perplexity and accuracy, in percent, over all words to predict."""
     model.eval()
-    found = [losses(model, batch, device) for batch in held_out]
-    loss, right = (torch.cat(parts) for parts in zip(*found, strict=True))
+    each = [losses(model, batch, device) for batch in held_out]
+    loss, right = (torch.cat(parts) for parts in zip(*each, strict=True))
     model.train()
     return {
         "perplexity": round(float(loss.double().mean().exp()), 2),
@@ -151,17 +151,23 @@ def save(model: BertForPreTraining, tokenizer, target: Path, report: dict) -> No
     part.rename(target)
 
 
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"expected a whole number of at least 1, got {text}")
+    return int(text)
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("source", type=Path, help="folder of a BERT, such as MiniLM")
     parser.add_argument("captions", type=Path, help="text file, one caption per line, also .gz")
     parser.add_argument("out", type=Path, help="folder that is written")
-    parser.add_argument("--epochs", type=int, default=3)
-    parser.add_argument("--batch", type=int, default=128)
+    parser.add_argument("--epochs", type=_count, default=3)
+    parser.add_argument("--batch", type=_count, default=128)
     parser.add_argument("--lr", type=float, default=1e-3, help="of the new head")
     parser.add_argument("--factor", type=float, default=0.2, help="of that, for what is pretrained")
-    parser.add_argument("--held-out", type=int, default=2000, help="captions of the file's end")
-    parser.add_argument("--most", type=int, default=0, help="train on the first so many captions")
+    parser.add_argument("--held-out", type=_count, default=2000, help="captions of the file's end")
+    parser.add_argument("--most", type=_count, help="captions to train on, from the file's start")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     given = parser.parse_args(arguments)
@@ -169,7 +175,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.exit(f"{given.out} exists already")
     if not given.source.is_dir():
         sys.exit(f"{given.source}: no folder of a language model")
-    lines = read_captions(given.captions)
+    try:
+        lines = read_captions(given.captions)
+    except (OSError, EOFError, UnicodeDecodeError) as error:
+        sys.exit(f"{given.captions}: not readable as lines of text in UTF-8 ({error})")
     if len(lines) <= 2 * given.held_out:
         sys.exit(
             f"{given.captions}: {len(lines)} captions are too few to hold {given.held_out} out"

@@ -62,7 +62,7 @@ def test_it_learns_to_fill_masks_and_uniter_starts_with_its_head(call, concepts,
     assert torch.equal(model.matcher.pooler.weight, pooler)  # no word reads it: as it was
 
 
-def test_nothing_is_replaced_and_too_few_captions_are_named(call, tmp_path) -> None:
+def test_nothing_is_replaced_and_too_few_captions_are_named(call, tmp_path, capsys) -> None:
     source, _ = save(tmp_path / "bert", BertModel)
     captions = write_captions(tmp_path, 30)
     (tmp_path / "there").mkdir()
@@ -70,7 +70,14 @@ def test_nothing_is_replaced_and_too_few_captions_are_named(call, tmp_path) -> N
         ([source, captions, tmp_path / "there"], "exists already"),
         ([tmp_path / "none", captions, tmp_path / "out"], "no folder of a language model"),
         ([source, captions, tmp_path / "out"], "30 captions are too few to hold 2000 out"),
+        ([source, tmp_path / "no.txt", tmp_path / "out"], "no.txt: not readable as lines of text"),
+        ([source, source / "model.safetensors", tmp_path / "out"], "not readable as lines of text"),
     ):
         with pytest.raises(SystemExit, match=message):
             call(*words)
+    for option in ("--epochs", "--batch", "--held-out", "--most"):
+        with pytest.raises(SystemExit):
+            call(source, captions, tmp_path / "out", option, 0)
+        error = f"argument {option}: expected a whole number of at least 1, got 0"
+        assert error in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
